@@ -1,0 +1,256 @@
+"""What a worker is told and what it answers.
+
+The queue carries a `JobMessage`: an id and an attempt. The worker leases the job over HTTP and gets
+the rest with the lease; only the attempt that holds the lease can complete the job.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from offbeat.contracts.base import Contract
+from offbeat.contracts.rollouts import GroupSummary
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.weights import Manifest, Sha256
+
+
+class JobKind(StrEnum):
+    """The five kinds of work. `prepare` and `init` happen once a run."""
+
+    PREPARE = "prepare"
+    INIT = "init"
+    GENERATE = "generate"
+    EVALUATE = "evaluate"
+    TRAIN = "train"
+
+    @property
+    def role(self) -> "WorkerRole":
+        """The kind of worker that does it."""
+        return WorkerRole.TRAINER if self in (JobKind.INIT, JobKind.TRAIN) else WorkerRole.GENERATOR
+
+
+class JobStatus(StrEnum):
+    """`queued -> leased -> done | failed | dead | cancelled`."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    FAILED = "failed"
+    """A permanent failure: trying again would fail in the same way."""
+    DEAD = "dead"
+    """Out of attempts."""
+    CANCELLED = "cancelled"
+
+
+class WorkerRole(StrEnum):
+    """Which queue a worker listens to."""
+
+    GENERATOR = "generator"
+    TRAINER = "trainer"
+
+
+class JobMessage(Contract):
+    """All that goes through the broker."""
+
+    job_id: str
+    attempt: Annotated[int, Field(ge=1)]
+
+
+# -- inputs ------------------------------------------------------------------------------------
+
+
+class PrepareInput(Contract):
+    """Read the data, check every row, render and tokenise the prompts."""
+
+    kind: Literal["prepare"] = "prepare"
+
+
+class InitInput(Contract):
+    """Publish version 0: the seeded initial adapter, whose B is zero."""
+
+    kind: Literal["init"] = "init"
+    prompts_key: str
+
+
+class GroupRequest(Contract):
+    """One group to generate: a prompt and the name of its samples."""
+
+    group_id: str
+    prompt_row: Annotated[int, Field(ge=0)]
+    """Row of `prompts.parquet`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    """Sample k of the group draws from the stream `seed + k`."""
+
+
+class GenerateInput(Contract):
+    """Sample `group_size` completions of a few prompts with the newest version at hand."""
+
+    kind: Literal["generate"] = "generate"
+    prompts_key: str
+    groups: Annotated[tuple[GroupRequest, ...], Field(min_length=1)]
+    min_version: Annotated[int, Field(ge=0)]
+    """The oldest version that may be used; a worker without it waits until it is published."""
+
+
+class EvaluateInput(Contract):
+    """Answer the held-out prompts with exactly this version."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    prompts_key: str
+    version: Annotated[int, Field(ge=0)]
+
+
+class ReadyGroup(Contract):
+    """A generated group, where it lies, and the version that made it."""
+
+    group_id: str
+    rollouts_key: str
+    policy_version: Annotated[int, Field(ge=0)]
+    adapter_sha256: Sha256
+
+
+class TrainInput(Contract):
+    """One optimizer step from `base_version` to `base_version + 1` over the named groups."""
+
+    kind: Literal["train"] = "train"
+    base_version: Annotated[int, Field(ge=0)]
+    groups: Annotated[tuple[ReadyGroup, ...], Field(min_length=1)]
+
+
+JobInput = Annotated[
+    PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput,
+    Field(discriminator="kind"),
+]
+
+
+# -- outputs -----------------------------------------------------------------------------------
+
+
+class PrepareOutput(Contract):
+    """Where the prompts lie; row counts of both tables."""
+
+    kind: Literal["prepare"] = "prepare"
+    prompts_key: str
+    num_prompts: Annotated[int, Field(ge=1)]
+    eval_prompts_key: str | None
+    num_eval_prompts: Annotated[int, Field(ge=0)]
+
+
+class InitOutput(Contract):
+    """The manifest of version 0 that won."""
+
+    kind: Literal["init"] = "init"
+    manifest: Manifest
+
+
+class GenerateOutput(Contract):
+    """One Parquet object with every group of the job."""
+
+    kind: Literal["generate"] = "generate"
+    rollouts_key: str
+    groups: tuple[GroupSummary, ...]
+    generated_tokens: Annotated[int, Field(ge=0)]
+    generate_s: Annotated[float, Field(ge=0)]
+    """Time in the engine."""
+
+
+class EvaluateOutput(Contract):
+    """Mean reward and accuracy on the held-out prompts."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    version: Annotated[int, Field(ge=0)]
+    rollouts_key: str
+    metrics: dict[str, float]
+    """`eval/reward`, `eval/pass@1`, ... by name."""
+
+
+class TrainOutput(Contract):
+    """The manifest of the new version that won."""
+
+    kind: Literal["train"] = "train"
+    manifest: Manifest
+
+
+JobOutput = Annotated[
+    PrepareOutput | InitOutput | GenerateOutput | EvaluateOutput | TrainOutput,
+    Field(discriminator="kind"),
+]
+
+
+# -- the internal API --------------------------------------------------------------------------
+
+
+class LeaseRequest(Contract):
+    """`POST /internal/jobs/{id}/lease`."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    worker_id: str
+
+
+class Lease(Contract):
+    """The right to work on a job until `expires_at`, and the job itself."""
+
+    job_id: str
+    attempt: int
+    run_id: str
+    run_name: str
+    spec: RunSpec
+    input: JobInput
+    expires_at: datetime
+    heartbeat_interval_s: Annotated[float, Field(gt=0)]
+
+
+class HeartbeatRequest(Contract):
+    """`POST /internal/jobs/{id}/heartbeat`: keeps the lease; 409 means stop."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    worker_id: str
+    progress: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class CompleteRequest(Contract):
+    """`POST /internal/jobs/{id}/complete`."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    worker_id: str
+    output: JobOutput
+
+
+class FailRequest(Contract):
+    """`POST /internal/jobs/{id}/fail`: the attempt is over; permanent failures are not retried."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    worker_id: str
+    message: Annotated[str, Field(max_length=4096)]
+    permanent: bool
+
+
+class ServedVersion(Contract):
+    """A version that an engine has loaded and proved."""
+
+    run_id: str
+    version: Annotated[int, Field(ge=0)]
+    adapter_sha256: Sha256
+
+
+class WorkerReport(Contract):
+    """`PUT /internal/workers/{id}`: sent every few seconds, also by an idle worker."""
+
+    role: WorkerRole
+    pool: str
+    engine: str
+    host: str
+    pid: int
+    started_at: datetime
+    serving: tuple[ServedVersion, ...] = ()
+
+
+class WorkerEvent(Contract):
+    """`POST /internal/runs/{run}/events`: something a worker saw that the run's log should hold."""
+
+    kind: Literal["version_served", "canary_failed", "reward_failed", "samples_lost"]
+    worker_id: str
+    message: Annotated[str, Field(max_length=4096)]
+    data: dict[str, str | int | float | bool | None] = Field(default_factory=dict)

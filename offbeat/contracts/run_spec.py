@@ -1,0 +1,313 @@
+"""What a user asks for: the run specification, version 1.
+
+Field names follow TRL and prime-rl where they have one. Every section but `model`, `data`,
+`rewards` and the number of training steps has defaults that work. Cross-field rules live in the
+validators below, so a spec that parses is a spec that can be run.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, StringConstraints, model_validator
+
+from offbeat.contracts.base import Contract
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,63}$")]
+PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+
+ADAPTER_TARGETS_REFUSED = frozenset({"lm_head", "embed_tokens", "embed_out", "wte"})
+"""Modules that engines serve wrongly or not at all when they carry LoRA (vllm#51594, trl#7017)."""
+
+
+class ModelSection(Contract):
+    """The base model, which no run ever changes."""
+
+    id: Annotated[str, Field(min_length=1, max_length=512)]
+    """An alias (`smollm2-135m-instruct`), a hub id, a folder, or an `s3://` prefix."""
+    revision: Annotated[str, Field(max_length=128)] | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """The type of the base weights and of the arithmetic; adapter masters are always float32."""
+    quantization: Literal["none"] = "none"
+    chat_template: Annotated[str, Field(max_length=65_536)] | None = None
+    """A Jinja template in place of the tokenizer's own."""
+
+
+class LoraSection(Contract):
+    """The adapter: W' = W + (alpha / rank) B A."""
+
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    alpha: Annotated[float, Field(gt=0, le=4096)] = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = (
+        "all-linear"
+    )
+    init_from: Annotated[str, Field(max_length=512)] | None = None
+    """Start from `<run>@<version>` or from a PEFT folder under `s3://`."""
+
+    @model_validator(mode="after")
+    def _targets_can_be_served(self) -> Self:
+        if self.target_modules == "all-linear":
+            return self
+        if not self.target_modules:
+            raise ValueError('target_modules is empty: name at least one module, or "all-linear"')
+        refused = ADAPTER_TARGETS_REFUSED & {name.split(".")[-1] for name in self.target_modules}
+        if refused:
+            raise ValueError(
+                f"target_modules {sorted(refused)} cannot be served as LoRA by the engines; "
+                "leave out embeddings and the head"
+            )
+        return self
+
+
+class DataBase(Contract):
+    """The fields that all sources share."""
+
+    system_prompt: Annotated[str, Field(max_length=65_536)] | None = None
+    """Put before every prompt as a system message; none keeps the chat template's own default."""
+    size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Training prompts to take; none takes all there are (for `reasoning_gym`: 1,000)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    shuffle: bool = True
+    eval_size: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Prompts held out for evaluation; they are never trained on."""
+
+
+class FileFields(DataBase):
+    """A table in TRL's prompt formats: a `prompt` column of strings or of message lists."""
+
+    prompt_field: Annotated[str, Field(min_length=1, max_length=128)] = "prompt"
+
+
+class GymTask(Contract):
+    """One task of reasoning-gym in a mixture."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class ReasoningGymData(DataBase):
+    """Prompts made by reasoning-gym; the entry travels to the reward."""
+
+    source: Literal["reasoning_gym"]
+    tasks: Annotated[tuple[GymTask, ...], Field(min_length=1, max_length=64)]
+
+
+class JsonlData(FileFields):
+    """One JSON object a line, from a file or `s3://bucket/key`."""
+
+    source: Literal["jsonl"]
+    uri: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class ParquetData(FileFields):
+    """A Parquet table, from a file or `s3://bucket/key`."""
+
+    source: Literal["parquet"]
+    uri: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class HuggingFaceData(FileFields):
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
+
+    source: Literal["huggingface"]
+    dataset: Annotated[str, Field(min_length=1, max_length=256)]
+    split: Annotated[str, Field(min_length=1, max_length=128)] = "train"
+
+
+class InlineData(FileFields):
+    """Rows written into the spec itself: for smoke tests and for tiny tasks."""
+
+    source: Literal["inline"]
+    rows: Annotated[tuple[dict[str, JsonValue], ...], Field(min_length=1, max_length=1000)]
+
+
+DataSection = Annotated[
+    ReasoningGymData | JsonlData | ParquetData | HuggingFaceData | InlineData,
+    Field(discriminator="source"),
+]
+
+AnswerExtraction = Literal["last_number", "last_line", "tag", "regex", "none"]
+
+
+class RewardBase(Contract):
+    """One part of the reward; the reward of a sample is the sum of `weight * part`."""
+
+    name: Name | None = None
+    """How the part is called in tables and metrics; the type where none is given."""
+    weight: float = 1.0
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """Wall-clock limit to score one job's samples; a part that is late counts as None for them."""
+
+    @property
+    def label(self) -> str:
+        """The column name of this part."""
+        return self.name or getattr(self, "type", "reward")
+
+
+class ExtractingReward(RewardBase):
+    """A reward that first finds the answer in the completion."""
+
+    extract: AnswerExtraction = "none"
+    pattern: Annotated[str, Field(max_length=1024)] | None = None
+    """With `regex`: group 1 is the answer. With `tag`: the tag's name (default `answer`)."""
+
+    @model_validator(mode="after")
+    def _regex_has_a_pattern(self) -> Self:
+        if self.extract == "regex" and not self.pattern:
+            raise ValueError('extract = "regex" needs a pattern whose group 1 is the answer')
+        return self
+
+
+class ReasoningGymReward(ExtractingReward):
+    """reasoning-gym's own score of the extracted answer."""
+
+    type: Literal["reasoning_gym"]
+
+
+class ExactMatchReward(ExtractingReward):
+    """1 where the extracted answer equals the column, else 0."""
+
+    type: Literal["exact_match"]
+    field: Annotated[str, Field(min_length=1, max_length=128)] = "answer"
+    ignore_case: bool = False
+
+
+class RegexReward(RewardBase):
+    """1 where the pattern is found in the completion, else 0."""
+
+    type: Literal["regex"]
+    pattern: Annotated[str, Field(min_length=1, max_length=1024)]
+    full_match: bool = False
+
+
+class PythonReward(RewardBase):
+    """A function in TRL's signature: `f(completions, **columns) -> list[float | None]`."""
+
+    type: Literal["python"]
+    path: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)
+    ]
+    """`package.module:function`, importable on the generators."""
+
+
+RewardSection = Annotated[
+    ReasoningGymReward | ExactMatchReward | RegexReward | PythonReward,
+    Field(discriminator="type"),
+]
+
+
+class RolloutSection(Contract):
+    """How completions are sampled."""
+
+    group_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 8
+    max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 256
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0 samples from the whole vocabulary."""
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=16)] = ()
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples in one optimizer step."""
+        return self.group_size * self.groups_per_step
+
+
+class TrainSection(Contract):
+    """The optimizer step."""
+
+    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
+    advantage: Literal["group_mean", "group_mean_std", "batch_std"] = "group_mean"
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    epsilon_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    epsilon_high: Annotated[float, Field(gt=0, le=10)] = 0.28
+    beta: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Weight of the k3 divergence from the base model; 0 computes no reference."""
+    correction: Literal["none", "tis"] = "tis"
+    correction_cap: Annotated[float, Field(ge=1, le=100)] = 2.0
+    token_budget: Annotated[int, Field(ge=64)] | Literal["auto"] = "auto"
+    """Tokens forwarded at once."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        if self.warmup_steps >= self.steps and self.warmup_steps > 0:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})"
+            )
+        return self
+
+
+class StalenessSection(Contract):
+    """How far behind the trained policy a rollout may be."""
+
+    max_versions: Annotated[int, Field(ge=0, le=64)] = 4
+    """Bound of v_train - v_sample; 0 is synchronous GRPO."""
+    policy: Literal["drop", "keep"] = "drop"
+    """What happens to a group that is older when its turn comes."""
+    max_inflight_groups: Annotated[int, Field(ge=1)] | None = None
+    """Groups being generated at once; none takes (max_versions + 1) * groups_per_step."""
+
+
+class EvalSection(Contract):
+    """Evaluation on the held-out prompts; 0 is off, else also before the first and after the
+    last."""
+
+    every_steps: Annotated[int, Field(ge=0)] = 0
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    samples_per_prompt: Annotated[int, Field(ge=1, le=256)] = 1
+
+
+class LimitsSection(Contract):
+    """What a run may use up before it is stopped with a reason."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Attempts a job has before it is dead."""
+    max_runtime_s: Annotated[float, Field(gt=0)] | None = None
+    max_gpu_seconds: Annotated[float, Field(gt=0)] | None = None
+
+
+class RunSpec(Contract):
+    """A whole run. TOML, YAML and JSON have the same shape."""
+
+    name: Name = "run"
+    kind: Literal["grpo"] = "grpo"
+    pool: PoolName = "default"
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    tags: Annotated[dict[Name, Annotated[str, Field(max_length=256)]], Field(max_length=32)] = (
+        Field(default_factory=dict)
+    )
+    model: ModelSection
+    lora: LoraSection = LoraSection()
+    data: DataSection
+    rewards: Annotated[tuple[RewardSection, ...], Field(min_length=1, max_length=32)]
+    rollout: RolloutSection = RolloutSection()
+    train: TrainSection
+    staleness: StalenessSection = StalenessSection()
+    eval: EvalSection = EvalSection()
+    limits: LimitsSection = LimitsSection()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        labels = [reward.label for reward in self.rewards]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"rewards {twice} share a name: give each [[rewards]] its own `name`")
+        if self.eval.every_steps and not self.data.eval_size:
+            raise ValueError("eval.every_steps needs held-out prompts: set data.eval_size")
+        return self
+
+    @property
+    def eval_versions(self) -> tuple[int, ...]:
+        """The policy versions to evaluate: before the first step, every N steps, after the last."""
+        every = self.eval.every_steps
+        if not every:
+            return ()
+        return tuple(sorted({*range(0, self.train.steps, every), self.train.steps}))

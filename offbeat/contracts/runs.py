@@ -1,0 +1,161 @@
+"""What a user reads: views of runs, events, metrics, checkpoints and workers."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field, JsonValue
+
+from offbeat.contracts.base import Contract
+from offbeat.contracts.jobs import WorkerReport
+from offbeat.contracts.run_spec import RunSpec
+
+T = TypeVar("T")
+
+
+class RunStatus(StrEnum):
+    """`queued -> running <-> paused -> succeeded | failed | cancelled`."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether only `retry` can change it."""
+        return self in (RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED)
+
+
+class Page(Contract, Generic[T]):
+    """A page of a list; `next_cursor` is the `after` of the next one, none on the last."""
+
+    data: tuple[T, ...]
+    has_more: bool
+    next_cursor: str | None = None
+
+
+class RunProgress(Contract):
+    """How far a run is, from the newest metrics."""
+
+    step: int
+    """Optimizer steps done: the newest policy version."""
+    steps: int
+    version: int | None
+    """The newest published version; none before version 0."""
+    reward: float | None
+    staleness_mean: float | None
+    generated_tokens_per_s: float | None
+    groups_generating: int
+    groups_ready: int
+    eta_s: float | None
+
+
+class RunView(Contract):
+    """A run as `GET /v1/runs/{id}` shows it."""
+
+    id: str
+    name: str
+    status: RunStatus
+    status_reason: str | None
+    pool: str
+    priority: int
+    tags: dict[str, str]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: RunProgress
+    spec: RunSpec
+
+
+class EventLevel(StrEnum):
+    """How much an event matters."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class RunEvent(Contract):
+    """One entry of a run's log. `id` grows, and is the cursor."""
+
+    id: int
+    run_id: str
+    at: datetime
+    level: EventLevel
+    kind: str
+    message: str
+    data: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class MetricPoint(Contract):
+    """One value of one series."""
+
+    step: int
+    value: float
+
+
+class MetricSeries(Contract):
+    """`GET /v1/runs/{id}/metrics`: TRL's names."""
+
+    run_id: str
+    series: dict[str, tuple[MetricPoint, ...]]
+
+
+class RolloutView(Contract):
+    """A sample as people read it: text, reward and where it comes from."""
+
+    group_id: str
+    prompt_id: str
+    sample: int
+    policy_version: int
+    prompt: str
+    completion: str
+    finish_reason: str
+    reward: float | None
+    rewards: dict[str, float | None]
+    num_tokens: int
+    trained_step: int | None
+    """The step that trained it; none while it waits, and for dropped and evaluation samples."""
+
+
+class CheckpointView(Contract):
+    """A policy version that can be downloaded or continued from."""
+
+    version: int
+    step: int
+    adapter_sha256: str
+    size_bytes: int
+    prefix: str
+    published_at: datetime
+    metrics: dict[str, float]
+
+
+class WorkerView(Contract):
+    """A worker as `GET /v1/workers` shows it."""
+
+    id: str
+    status: Literal["alive", "lost"]
+    last_seen_at: datetime
+    report: WorkerReport
+    jobs: tuple[str, ...]
+    """Ids of the jobs it holds a lease on."""
+
+
+class Problem(Contract):
+    """RFC 9457 `application/problem+json`."""
+
+    type: str
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    errors: tuple["ProblemField", ...] = ()
+
+
+class ProblemField(Contract):
+    """One mistake in a request, and how to mend it."""
+
+    field: str
+    message: str

@@ -1,0 +1,1 @@
+"""What a developer or a newcomer runs from the root of the tree."""

@@ -1,0 +1,1 @@
+"""The processes of Offbeat. A service imports `offbeat`, never another service."""

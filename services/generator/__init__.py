@@ -1,0 +1,1 @@
+"""Samples completions, scores them and writes rollouts."""

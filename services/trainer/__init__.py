@@ -1,0 +1,1 @@
+"""Turns rollouts into the next policy version."""

@@ -1,0 +1,1 @@
+"""Decides the order of policy versions and serves their files."""

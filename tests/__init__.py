@@ -1,0 +1,1 @@
+"""Tests with real parts: Valkey, an S3 server, uvicorn, Celery workers, small real models."""
