@@ -1,0 +1,68 @@
+"""How many groups may be in flight, and which prompt each one takes: pure functions.
+
+Staleness is bounded twice: here, by never having more groups under way than the next `max_versions`
+steps can use, and once more when a group's turn to be trained comes (`runs.py`).
+"""
+
+import random
+from functools import lru_cache
+
+EPOCHS_REMEMBERED = 8
+"""Shuffled orders kept: neighbouring groups, of a few runs, share an epoch."""
+
+
+def capacity_groups(
+    *,
+    version: int,
+    max_versions: int,
+    groups_per_step: int,
+    steps: int,
+    running: int,
+    waiting: int,
+    max_inflight: int | None,
+) -> int:
+    """Groups that may be started now; zero or less means none.
+
+    AReaL's `get_capacity` (arXiv 2505.24298) in groups, with v policy versions made, η =
+    max_versions and B = groups_per_step:
+
+        min(max_inflight − running, (η + v + 1)·B − (accepted + running)),  accepted = v·B + waiting
+
+    `waiting` counts groups that are generated or being trained and not yet part of a version. What
+    the remaining steps cannot use is never started. Counting accepted groups as v·B + waiting, and
+    not with a counter of its own, is what keeps a resumed run from starting a burst.
+    """
+    limit = max_inflight if max_inflight is not None else (max_versions + 1) * groups_per_step
+    under_way = version * groups_per_step + waiting + running
+    within_staleness = (max_versions + version + 1) * groups_per_step - under_way
+    still_needed = steps * groups_per_step - under_way
+    return min(limit - running, within_staleness, still_needed)
+
+
+def job_sizes(capacity: int, *, groups_per_step: int, generators: int, idle: bool) -> list[int]:
+    """Split the capacity into generate jobs of equal size.
+
+    A step's groups are spread evenly over the generators, so that they finish together. Less than a
+    whole job waits for more capacity, unless the run would stand still for it (`idle`).
+    """
+    size = -(-groups_per_step // max(1, generators))
+    whole, rest = divmod(max(0, capacity), size)
+    return [size] * whole + ([rest] if rest and idle and not whole else [])
+
+
+def prompt_row(index: int, *, num_prompts: int, seed: int, shuffle: bool) -> int:
+    """The prompt of the index-th group: every prompt once an epoch, in a new order each epoch."""
+    epoch, place = divmod(index, num_prompts)
+    return _epoch_order(seed, epoch, num_prompts)[place] if shuffle else place
+
+
+@lru_cache(maxsize=EPOCHS_REMEMBERED)
+def _epoch_order(seed: int, epoch: int, num_prompts: int) -> tuple[int, ...]:
+    order = list(range(num_prompts))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return tuple(order)
+
+
+def group_seed(run_seed: int, index: int) -> int:
+    """The seed of a group's samples, 63 bits: it depends on the run's seed and the group only."""
+    return random.Random(f"{run_seed}/group/{index}").getrandbits(62)

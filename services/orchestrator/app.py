@@ -1,0 +1,41 @@
+"""The application: routes, middleware and the scheduler's life."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from offbeat.web import BodyLimit, install_errors, request_id
+from services.orchestrator import (
+    artifacts_api,
+    diagnosis_api,
+    health_api,
+    internal_api,
+    runs_api,
+)
+from services.orchestrator.dependencies import Services
+
+
+def create_app(services: Services) -> FastAPI:
+    """The application over the given services. Its scheduler runs while the application does."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        services.scheduler.start()
+        yield
+        services.scheduler.stop()
+
+    app = FastAPI(
+        title="Offbeat orchestrator",
+        version="1",
+        description="Submit, watch and steer runs of asynchronous GRPO.",
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    install_errors(app)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=request_id)
+    for module in (runs_api, artifacts_api, diagnosis_api, internal_api, health_api):
+        app.include_router(module.router)
+    return app

@@ -1,0 +1,118 @@
+"""Carrying out what `runs.next_commands` asked for, within the transaction that holds the run."""
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.jobs import (
+    EvaluateInput,
+    GenerateInput,
+    GroupRequest,
+    InitInput,
+    PrepareInput,
+    ReadyGroup,
+    TrainInput,
+)
+from offbeat.contracts.run_spec import RunSpec
+from services.orchestrator.admission import group_seed, prompt_row
+from services.orchestrator.groups import drop_groups, find_groups, group_id
+from services.orchestrator.jobs import add_job
+from services.orchestrator.lifecycle import end_run
+from services.orchestrator.runs import (
+    Command,
+    Drop,
+    End,
+    Evaluate,
+    Generate,
+    GroupStatus,
+    Init,
+    Prepare,
+    Train,
+)
+from services.orchestrator.schema import GroupRow, RunRow
+
+
+def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, now: float) -> None:
+    """Change the database as the command says."""
+    match command:
+        case Prepare():
+            add_job(session, run, spec, PrepareInput(), now)
+        case Init():
+            assert run.prompts_key is not None
+            add_job(session, run, spec, InitInput(prompts_key=run.prompts_key), now)
+        case Evaluate(version=version):
+            assert run.eval_prompts_key is not None
+            job = EvaluateInput(prompts_key=run.eval_prompts_key, version=version)
+            add_job(session, run, spec, job, now)
+        case Generate():
+            _add_generate(session, run, spec, command, now)
+        case Train():
+            _add_train(session, run, spec, command, now)
+        case Drop(indexes=indexes, reason=reason):
+            drop_groups(session, run.id, _by_index(session, run.id, indexes), reason, now)
+        case End(action=action, reason=reason):
+            end_run(session, run, action, reason, now)
+
+
+def _add_generate(
+    session: Session, run: RunRow, spec: RunSpec, command: Generate, now: float
+) -> None:
+    assert run.prompts_key is not None
+    first = run.next_group
+    run.next_group += command.num_groups
+    rows = {
+        index: prompt_row(
+            index,
+            num_prompts=run.num_prompts,
+            seed=spec.data.seed,
+            shuffle=spec.data.shuffle,
+        )
+        for index in range(first, run.next_group)
+    }
+    requests = tuple(
+        GroupRequest(
+            group_id=group_id(index), prompt_row=row, seed=group_seed(spec.train.seed, index)
+        )
+        for index, row in rows.items()
+    )
+    job = GenerateInput(
+        prompts_key=run.prompts_key, groups=requests, min_version=command.min_version
+    )
+    job_id = add_job(session, run, spec, job, now)
+    session.add_all(
+        GroupRow(
+            run_id=run.id,
+            index=index,
+            prompt_row=row,
+            status=GroupStatus.GENERATING,
+            generate_job_id=job_id,
+        )
+        for index, row in rows.items()
+    )
+
+
+def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now: float) -> None:
+    groups = _by_index(session, run.id, command.indexes)
+    job = TrainInput(
+        base_version=command.base_version, groups=tuple(_ready_group(group) for group in groups)
+    )
+    job_id = add_job(session, run, spec, job, now)
+    for group in groups:
+        group.status = GroupStatus.TRAINING
+        group.train_job_id = job_id
+
+
+def _ready_group(group: GroupRow) -> ReadyGroup:
+    assert group.rollouts_key is not None
+    assert group.policy_version is not None
+    assert group.adapter_sha256 is not None
+    return ReadyGroup(
+        group_id=group_id(group.index),
+        rollouts_key=group.rollouts_key,
+        policy_version=group.policy_version,
+        adapter_sha256=group.adapter_sha256,
+    )
+
+
+def _by_index(session: Session, run_id: str, indexes: Sequence[int]) -> list[GroupRow]:
+    return find_groups(session, GroupRow.run_id == run_id, GroupRow.index.in_(indexes))

@@ -1,0 +1,96 @@
+"""Why a run is as fast as it is: a verdict, and the numbers it rests on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from offbeat.contracts.base import Contract
+from offbeat.contracts.runs import RunStatus
+
+TRAINER_BOUND_FRACTION = 0.9
+"""A trainer that is busy for so much of the time is what the run waits for."""
+
+
+class Diagnosis(Contract):
+    """`GET /v1/runs/{id}/diagnosis`."""
+
+    verdict: str
+    details: dict[str, JsonValue]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpan:
+    """The times of one train job, in seconds since the epoch."""
+
+    created_at: float
+    """All its groups were ready and the step before was done."""
+    leased_at: float
+    finished_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerUse:
+    """How a run used its trainer between its first step and its last."""
+
+    busy_fraction: float
+    idle_while_ready_fraction: float
+    """Share of the time in which a step could have been under way and was not."""
+
+
+def trainer_use(spans: Sequence[TrainSpan]) -> TrainerUse | None:
+    """None before the first step is done. The spans are in order."""
+    if not spans:
+        return None
+    total = spans[-1].finished_at - spans[0].created_at
+    if total <= 0:
+        return None
+    busy = sum(span.finished_at - span.leased_at for span in spans)
+    idle = sum(span.leased_at - span.created_at for span in spans)
+    return TrainerUse(busy_fraction=busy / total, idle_while_ready_fraction=idle / total)
+
+
+def diagnose(
+    *,
+    status: RunStatus,
+    status_reason: str | None,
+    generators: int,
+    trainers: int,
+    pool: str,
+    use: TrainerUse | None,
+    dropped_groups: int,
+    generation_failures: int,
+) -> Diagnosis:
+    """Say in a sentence what the run waits for."""
+    details: dict[str, JsonValue] = {
+        "generators_alive": generators,
+        "trainers_alive": trainers,
+        "trainer_busy_fraction": use.busy_fraction if use else None,
+        "trainer_idle_fraction": use.idle_while_ready_fraction if use else None,
+        "dropped_groups": dropped_groups,
+        "generation_failures_in_a_row": generation_failures,
+    }
+    return Diagnosis(
+        verdict=_verdict(status, status_reason, generators, trainers, pool, use), details=details
+    )
+
+
+def _verdict(
+    status: RunStatus,
+    reason: str | None,
+    generators: int,
+    trainers: int,
+    pool: str,
+    use: TrainerUse | None,
+) -> str:
+    if status is not RunStatus.RUNNING:
+        return f"The run is {status}{f': {reason}' if reason else ''}."
+    if not generators:
+        return f"No generator is alive in pool {pool!r}: start one, or look at its log."
+    if not trainers:
+        return f"No trainer is alive in pool {pool!r}: start one, or look at its log."
+    if use is None:
+        return "The run is being set up: no step is done yet."
+    if use.busy_fraction >= TRAINER_BOUND_FRACTION:
+        return "Trainer-bound: more generators would not make the run faster."
+    return "Generation-bound: more or faster generators would make the run faster."

@@ -1,0 +1,59 @@
+"""`GET /v1/runs/{id}/diagnosis`: the facts that `diagnosis.py` judges."""
+
+from fastapi import APIRouter, Depends
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
+from offbeat.contracts.run_spec import RunSpec
+from services.orchestrator.dependencies import ServicesDep, user
+from services.orchestrator.diagnosis import Diagnosis, TrainSpan, diagnose, trainer_use
+from services.orchestrator.runs import GroupStatus
+from services.orchestrator.schema import GroupRow, JobRow
+from services.orchestrator.state import alive_workers
+from services.orchestrator.store import find_run
+
+router = APIRouter(prefix="/v1", dependencies=[Depends(user)])
+
+
+@router.get("/runs/{run_id}/diagnosis")
+def diagnosis(services: ServicesDep, run_id: str) -> Diagnosis:
+    """What the run waits for, in a sentence and in numbers."""
+    with services.store.read() as session:
+        run = find_run(session, run_id)
+        pool = RunSpec.model_validate_json(run.spec).pool
+        alive = alive_workers(session, services.clock())
+        return diagnose(
+            status=run.status,
+            status_reason=run.status_reason,
+            generators=alive.get((WorkerRole.GENERATOR, pool), 0),
+            trainers=alive.get((WorkerRole.TRAINER, pool), 0),
+            pool=pool,
+            use=trainer_use(_train_spans(session, run_id)),
+            dropped_groups=_dropped_groups(session, run_id),
+            generation_failures=run.generation_failures,
+        )
+
+
+def _train_spans(session: Session, run_id: str) -> list[TrainSpan]:
+    rows = session.scalars(
+        select(JobRow)
+        .where(
+            JobRow.run_id == run_id, JobRow.kind == JobKind.TRAIN, JobRow.status == JobStatus.DONE
+        )
+        .order_by(JobRow.seq)
+    )
+    return [
+        TrainSpan(created_at=row.created_at, leased_at=row.leased_at, finished_at=row.finished_at)
+        for row in rows
+        if row.leased_at is not None and row.finished_at is not None
+    ]
+
+
+def _dropped_groups(session: Session, run_id: str) -> int:
+    count = session.scalar(
+        select(func.count()).where(
+            GroupRow.run_id == run_id, GroupRow.status == GroupStatus.DROPPED
+        )
+    )
+    return count or 0

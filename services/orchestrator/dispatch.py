@@ -1,0 +1,74 @@
+"""Which waiting job goes to the broker next: pure, fair, shallow.
+
+The broker holds a few ready jobs and no more, so that priority and fairness are decided here, at
+the last moment, and a broker that loses everything loses nothing worth keeping.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offbeat.contracts.jobs import JobKind, WorkerRole
+
+MESSAGES_PER_WORKER = 1
+"""Messages that wait in the broker for each worker: enough that none idles between two jobs."""
+
+Lane = tuple[WorkerRole, str]
+"""A queue: role and pool."""
+
+KIND_ORDER = (JobKind.PREPARE, JobKind.INIT, JobKind.EVALUATE, JobKind.TRAIN, JobKind.GENERATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingJob:
+    """A queued job without a message."""
+
+    seq: int
+    job_id: str
+    run_id: str
+    kind: JobKind
+    pool: str
+    priority: int
+
+    @property
+    def lane(self) -> Lane:
+        """The queue it belongs to."""
+        return self.kind.role, self.pool
+
+
+def choose(
+    waiting: Sequence[WaitingJob],
+    *,
+    sent: Mapping[Lane, int],
+    workers: Mapping[Lane, int],
+    busy: Mapping[str, int],
+) -> list[WaitingJob]:
+    """The jobs to send now, in order.
+
+    `sent` counts the messages in each lane that nobody has leased, `workers` the workers alive,
+    `busy` the jobs of each run that are sent or leased. Higher priority goes first; among equals
+    the run with the fewest jobs under way, so that no run waits for a longer one; within a run,
+    set-up and evaluation before generation, then the older job.
+    """
+    room = {lane: MESSAGES_PER_WORKER * max(1, workers.get(lane, 0)) for lane in _lanes(waiting)}
+    for lane, count in sent.items():
+        if lane in room:
+            room[lane] -= count
+    shares = Counter(busy)
+    chosen: list[WaitingJob] = []
+    left = list(waiting)
+    while candidates := [job for job in left if room[job.lane] > 0]:
+        job = min(candidates, key=lambda job: _rank(job, shares[job.run_id]))
+        chosen.append(job)
+        left.remove(job)
+        room[job.lane] -= 1
+        shares[job.run_id] += 1
+    return chosen
+
+
+def _lanes(waiting: Sequence[WaitingJob]) -> set[Lane]:
+    return {job.lane for job in waiting}
+
+
+def _rank(job: WaitingJob, share: int) -> tuple[int, int, int, int]:
+    return (-job.priority, share, KIND_ORDER.index(job.kind), job.seq)

@@ -1,0 +1,46 @@
+"""Groups of prompts in the database: their names, and the two ways in which they end."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.runs import EventLevel
+from services.orchestrator.runs import GroupStatus
+from services.orchestrator.schema import GroupRow
+from services.orchestrator.store import add_event
+
+
+def group_id(index: int) -> str:
+    """`g000123`: the group's name within its run."""
+    return f"g{index:06d}"
+
+
+def group_index(name: str) -> int:
+    """The inverse of `group_id`."""
+    return int(name.removeprefix("g"))
+
+
+def find_groups(session: Session, *conditions: ColumnElement[bool]) -> list[GroupRow]:
+    """The groups that meet the conditions, in order of their index."""
+    return list(session.scalars(select(GroupRow).where(*conditions).order_by(GroupRow.index)))
+
+
+def drop_groups(
+    session: Session, run_id: str, rows: Sequence[GroupRow], reason: str, now: float
+) -> None:
+    """Give groups up. None is lost without this event."""
+    if not rows:
+        return
+    for row in rows:
+        row.status = GroupStatus.DROPPED
+        row.drop_reason = reason
+    add_event(
+        session,
+        run_id,
+        now,
+        "groups_dropped",
+        f"{len(rows)} group(s) were dropped: {reason}.",
+        level=EventLevel.WARNING,
+        data={"reason": reason, "group_ids": [group_id(row.index) for row in rows]},
+    )

@@ -1,0 +1,100 @@
+"""`/internal/*`: what workers call. Each route parses, opens one transaction and answers."""
+
+from fastapi import APIRouter, Depends
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.jobs import (
+    CompleteRequest,
+    FailRequest,
+    HeartbeatRequest,
+    Lease,
+    LeaseRequest,
+    WorkerEvent,
+    WorkerReport,
+)
+from offbeat.contracts.runs import EventLevel
+from services.orchestrator import leases
+from services.orchestrator.dependencies import ServicesDep, worker
+from services.orchestrator.schema import WorkerRow
+from services.orchestrator.store import add_event, lock_run
+
+router = APIRouter(prefix="/internal", dependencies=[Depends(worker)], include_in_schema=False)
+
+WARNING_EVENTS = frozenset({"canary_failed", "reward_failed", "samples_lost"})
+
+
+@router.post("/jobs/{job_id}/lease")
+def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
+    """Take a job; 409 means that the message is void."""
+    with services.store.write() as session:
+        return leases.lease(
+            session,
+            job_id,
+            request,
+            now=services.clock(),
+            lease_s=services.lease_s,
+            heartbeat_interval_s=services.heartbeat_interval_s,
+        )
+
+
+@router.post("/jobs/{job_id}/heartbeat", status_code=204)
+def heartbeat(services: ServicesDep, job_id: str, request: HeartbeatRequest) -> None:
+    """Keep a lease; 409 means that it is lost."""
+    with services.store.write() as session:
+        leases.heartbeat(session, job_id, request, now=services.clock(), lease_s=services.lease_s)
+
+
+@router.post("/jobs/{job_id}/complete", status_code=204)
+def complete(services: ServicesDep, job_id: str, request: CompleteRequest) -> None:
+    """Hand in a result."""
+    with services.store.write() as session:
+        leases.complete(session, job_id, request, now=services.clock())
+    services.scheduler.wake()
+
+
+@router.post("/jobs/{job_id}/fail", status_code=204)
+def fail(services: ServicesDep, job_id: str, request: FailRequest) -> None:
+    """Give a job back with the reason."""
+    with services.store.write() as session:
+        leases.fail(session, job_id, request, now=services.clock())
+    services.scheduler.wake()
+
+
+@router.put("/workers/{worker_id}", status_code=204)
+def report(services: ServicesDep, worker_id: str, request: WorkerReport) -> None:
+    """Say that a worker lives."""
+    now = services.clock()
+    with services.store.write() as session:
+        is_new = _save_report(session, worker_id, request, now)
+    if is_new:
+        services.scheduler.wake()
+
+
+def _save_report(session: Session, worker_id: str, request: WorkerReport, now: float) -> bool:
+    row = session.get(WorkerRow, worker_id)
+    is_new = row is None
+    if row is None:
+        row = WorkerRow(id=worker_id)
+        session.add(row)
+    row.role = request.role
+    row.pool = request.pool
+    row.report = request.model_dump_json()
+    row.last_seen_at = now
+    return is_new
+
+
+@router.post("/runs/{run_id}/events", status_code=204)
+def event(services: ServicesDep, run_id: str, request: WorkerEvent) -> None:
+    """Add what a worker saw to the run's log."""
+    level = EventLevel.WARNING if request.kind in WARNING_EVENTS else EventLevel.INFO
+    with services.store.write() as session:
+        lock_run(session, run_id)
+        add_event(
+            session,
+            run_id,
+            services.clock(),
+            request.kind,
+            request.message,
+            level=level,
+            data={"worker_id": request.worker_id, **request.data},
+        )

@@ -1,0 +1,166 @@
+"""Leases: who works on a job, for how long, and what happens when nobody does any more.
+
+Only the attempt that holds the lease can complete a job, and the first completion wins; the same
+completion again gets the same answer. Whatever else arrives is refused with a conflict, and the
+worker drops it.
+"""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.jobs import (
+    CompleteRequest,
+    FailRequest,
+    HeartbeatRequest,
+    JobKind,
+    JobStatus,
+    Lease,
+    LeaseRequest,
+)
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import EventLevel, RunStatus
+from offbeat.errors import InvalidRequestError, LeaseLostError, NotFoundError
+from services.orchestrator.groups import drop_groups, find_groups
+from services.orchestrator.jobs import INPUT, requeue
+from services.orchestrator.lifecycle import end_run
+from services.orchestrator.results import OUTPUT, apply_output
+from services.orchestrator.runs import RunAction
+from services.orchestrator.schema import GroupRow, JobRow, RunRow
+from services.orchestrator.store import add_event, lock_run
+
+ESSENTIAL_KINDS = (JobKind.PREPARE, JobKind.INIT, JobKind.TRAIN)
+"""Without a result of these a run cannot go on."""
+
+
+def lease(
+    session: Session,
+    job_id: str,
+    request: LeaseRequest,
+    *,
+    now: float,
+    lease_s: float,
+    heartbeat_interval_s: float,
+) -> Lease:
+    """Give the job to the worker. A repeated request of the holder gets the lease again."""
+    run, job = _lock_job(session, job_id)
+    if run.status is not RunStatus.RUNNING:
+        raise LeaseLostError(f"run {run.id} is {run.status}")
+    held_by_caller = job.status is JobStatus.LEASED and job.worker_id == request.worker_id
+    if job.attempt != request.attempt or not (job.status is JobStatus.QUEUED or held_by_caller):
+        raise LeaseLostError(
+            f"attempt {request.attempt} of job {job_id} is not to be had: the job is {job.status}, "
+            f"at attempt {job.attempt}"
+        )
+    job.status = JobStatus.LEASED
+    job.worker_id = request.worker_id
+    job.leased_at = job.leased_at if held_by_caller else now
+    expires_at = job.lease_expires_at = now + lease_s
+    spec = RunSpec.model_validate_json(run.spec)
+    return Lease(
+        job_id=job.id,
+        attempt=job.attempt,
+        run_id=run.id,
+        run_name=spec.name,
+        spec=spec,
+        input=INPUT.validate_json(job.input),
+        expires_at=datetime.fromtimestamp(expires_at, UTC),
+        heartbeat_interval_s=heartbeat_interval_s,
+    )
+
+
+def heartbeat(
+    session: Session, job_id: str, request: HeartbeatRequest, *, now: float, lease_s: float
+) -> None:
+    """Extend the lease of its holder."""
+    _, job = _lock_job(session, job_id)
+    _check_holder(job, request.attempt, request.worker_id)
+    job.lease_expires_at = now + lease_s
+
+
+def complete(session: Session, job_id: str, request: CompleteRequest, *, now: float) -> None:
+    """Take the result and what follows from it; a repetition changes nothing."""
+    run, job = _lock_job(session, job_id)
+    if job.status is JobStatus.DONE and job.attempt == request.attempt:
+        return
+    _check_holder(job, request.attempt, request.worker_id)
+    if request.output.kind != job.kind:
+        raise InvalidRequestError(f"job {job_id} is of kind {job.kind}, not {request.output.kind}")
+    apply_output(session, run, job, request.output, now)
+    job.status = JobStatus.DONE
+    job.output = OUTPUT.dump_json(request.output).decode()
+    job.finished_at = now
+    job.lease_expires_at = None
+
+
+def fail(session: Session, job_id: str, request: FailRequest, *, now: float) -> None:
+    """End the attempt of the lease's holder; the job is queued again unless it cannot succeed."""
+    run, job = _lock_job(session, job_id)
+    if job.status is not JobStatus.LEASED and job.error == request.message:
+        return
+    _check_holder(job, request.attempt, request.worker_id)
+    end_attempt(session, run, job, request.message, permanent=request.permanent, now=now)
+
+
+def end_attempt(
+    session: Session, run: RunRow, job: JobRow, reason: str, *, permanent: bool, now: float
+) -> None:
+    """Count a failed attempt; queue the next one, or give the job up and say what that means."""
+    job.failures += 1
+    job.error = reason
+    spec = RunSpec.model_validate_json(run.spec)
+    attempt = f"Attempt {job.attempt} of {job.kind} job {job.id}"
+    if not permanent and job.failures < spec.limits.max_attempts:
+        add_event(
+            session,
+            run.id,
+            now,
+            "job_requeued",
+            f"{attempt} brought no result and is tried again: {reason}",
+            level=EventLevel.WARNING,
+            data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
+        )
+        requeue(job)
+        return
+    job.status = JobStatus.FAILED if permanent else JobStatus.DEAD
+    job.finished_at = now
+    job.lease_expires_at = None
+    add_event(
+        session,
+        run.id,
+        now,
+        f"job_{job.status}",
+        f"{attempt} was the last one: {reason}",
+        level=EventLevel.ERROR,
+        data={"job_id": job.id, "attempts": job.attempt, "worker_id": job.worker_id},
+    )
+    _after_loss(session, run, job, reason, now)
+
+
+def _lock_job(session: Session, job_id: str) -> tuple[RunRow, JobRow]:
+    run_id = session.scalar(select(JobRow.run_id).where(JobRow.id == job_id))
+    if run_id is None:
+        raise NotFoundError(f"there is no job {job_id!r}")
+    run = lock_run(session, run_id)
+    job = session.scalar(select(JobRow).where(JobRow.id == job_id))
+    assert job is not None, "jobs are never deleted while their run is there"
+    return run, job
+
+
+def _check_holder(job: JobRow, attempt: int, worker_id: str) -> None:
+    held = job.status is JobStatus.LEASED
+    if not held or job.attempt != attempt or job.worker_id != worker_id:
+        raise LeaseLostError(
+            f"attempt {attempt} of job {job.id} is not held by {worker_id}: the job is "
+            f"{job.status}, at attempt {job.attempt}"
+        )
+
+
+def _after_loss(session: Session, run: RunRow, job: JobRow, reason: str, now: float) -> None:
+    if job.kind is JobKind.GENERATE:
+        run.generation_failures += 1
+        lost = find_groups(session, GroupRow.generate_job_id == job.id)
+        drop_groups(session, run.id, lost, "job_lost", now)
+    elif job.kind in ESSENTIAL_KINDS and not run.status.is_final:
+        end_run(session, run, RunAction.FAIL, f"its {job.kind} job failed: {reason}", now)

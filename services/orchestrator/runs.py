@@ -1,0 +1,258 @@
+"""Who decides: the life of a run as pure functions.
+
+    next_commands(run) -> commands        what to start, drop or end now, given all that is known
+    next_status(status, action) -> status what a user's or the system's action does to the status
+
+Nothing here reads a clock, a database or a queue; `scheduler.py` loads a `RunState`, asks, and
+carries out the commands in one transaction. Asking twice with the same state gives the same
+commands, and once they are carried out the state asks for nothing more: any crash in between only
+costs a repetition.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from offbeat.contracts.jobs import JobKind
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import RunStatus
+from offbeat.errors import ConflictError
+from services.orchestrator.admission import capacity_groups, job_sizes
+
+GENERATION_FAILURES_MAX = 5
+"""Generate jobs in a row without a result after which a run is not worth going on with."""
+
+
+class GroupStatus(StrEnum):
+    """`generating -> ready -> training -> trained`, or `dropped` with a reason at any point."""
+
+    GENERATING = "generating"
+    READY = "ready"
+    TRAINING = "training"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class RunAction(StrEnum):
+    """What can be done to a run."""
+
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    SUCCEED = "succeed"
+    FAIL = "fail"
+
+
+_Q, _R, _P = RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.PAUSED
+_S, _F, _C = RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED
+
+TRANSITIONS: Mapping[tuple[RunStatus, RunAction], RunStatus] = {
+    (_Q, RunAction.START): _R,
+    (_Q, RunAction.PAUSE): _P,
+    (_Q, RunAction.CANCEL): _C,
+    (_Q, RunAction.FAIL): _F,
+    (_R, RunAction.PAUSE): _P,
+    (_R, RunAction.CANCEL): _C,
+    (_R, RunAction.SUCCEED): _S,
+    (_R, RunAction.FAIL): _F,
+    (_P, RunAction.RESUME): _R,
+    (_P, RunAction.CANCEL): _C,
+    (_P, RunAction.FAIL): _F,
+    (_F, RunAction.RETRY): _R,
+    (_C, RunAction.RETRY): _R,
+    # Repeating what is already so is no mistake: a client may not have seen the first answer.
+    (_P, RunAction.PAUSE): _P,
+    (_R, RunAction.RESUME): _R,
+    (_C, RunAction.CANCEL): _C,
+}
+
+
+def next_status(status: RunStatus, action: RunAction) -> RunStatus:
+    """The status after the action; `ConflictError` names the actions that are possible."""
+    try:
+        return TRANSITIONS[status, action]
+    except KeyError:
+        possible = sorted(a for s, a in TRANSITIONS if s is status and a in USER_ACTIONS)
+        hint = f"it can be: {', '.join(possible)}" if possible else "it cannot be changed any more"
+        raise ConflictError(f"a run that is {status} cannot {action}; {hint}") from None
+
+
+USER_ACTIONS = (RunAction.PAUSE, RunAction.RESUME, RunAction.CANCEL, RunAction.RETRY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A group that is generated and waits for its turn."""
+
+    index: int
+    policy_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """All that decides what a run does next."""
+
+    spec: RunSpec
+    status: RunStatus
+    prepared: bool
+    """Whether the prompts lie in the store."""
+    version: int | None
+    """The newest published version; none before version 0."""
+    open_jobs: Mapping[JobKind, int] = field(default_factory=dict)
+    """Jobs that are queued or leased, by kind."""
+    evaluated: frozenset[int] = frozenset()
+    """Versions with an evaluation, in whatever status."""
+    generating: int = 0
+    """Groups in open generate jobs."""
+    training: int = 0
+    """Groups in the open train job."""
+    ready: Sequence[Group] = ()
+    """Generated groups in order of their index."""
+    generation_failures: int = 0
+    generators: int = 1
+    """Generators alive in the run's pool."""
+    runtime_s: float = 0.0
+    """Since the run was started or taken up again."""
+    worker_seconds: float = 0.0
+    """Time that workers have spent on the run's jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Start the prepare job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init:
+    """Start the init job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Start a generate job for the next groups in order."""
+
+    num_groups: int
+    min_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Start the evaluation of a version."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Start a train job over these groups."""
+
+    base_version: int
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """Give up groups, with an event that says why."""
+
+    indexes: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """End the run."""
+
+    action: RunAction
+    reason: str
+
+
+Command = Prepare | Init | Generate | Evaluate | Train | Drop | End
+
+
+def next_commands(run: RunState) -> list[Command]:
+    """What to do now. A run that is not running asks for nothing."""
+    if run.status is not RunStatus.RUNNING:
+        return []
+    exhausted = _exhausted(run)
+    if exhausted:
+        return [End(action=RunAction.FAIL, reason=exhausted)]
+    if not run.prepared:
+        return [] if run.open_jobs.get(JobKind.PREPARE) else [Prepare()]
+    if run.version is None:
+        return [] if run.open_jobs.get(JobKind.INIT) else [Init()]
+    if _is_finished(run, run.version):
+        return [End(action=RunAction.SUCCEED, reason=f"all {run.spec.train.steps} steps are done")]
+    stale, fresh = _split_stale(run, run.version)
+    train = _train(run, run.version, fresh)
+    return [
+        *_evaluate(run, run.version),
+        *([Drop(indexes=stale, reason="stale")] if stale else []),
+        *train,
+        *_generate(run, run.version, waiting=run.training + len(fresh), idle=not train),
+    ]
+
+
+def _exhausted(run: RunState) -> str | None:
+    limits = run.spec.limits
+    if limits.max_runtime_s is not None and run.runtime_s > limits.max_runtime_s:
+        return f"it ran longer than limits.max_runtime_s ({limits.max_runtime_s:g} s)"
+    if limits.max_gpu_seconds is not None and run.worker_seconds > limits.max_gpu_seconds:
+        return f"its jobs took more than limits.max_gpu_seconds ({limits.max_gpu_seconds:g} s)"
+    if run.generation_failures >= GENERATION_FAILURES_MAX:
+        return f"{run.generation_failures} generate jobs in a row brought no result"
+    return None
+
+
+def _is_finished(run: RunState, version: int) -> bool:
+    done = version >= run.spec.train.steps
+    return (
+        done
+        and run.evaluated.issuperset(run.spec.eval_versions)
+        and not run.open_jobs.get(JobKind.EVALUATE)
+    )
+
+
+def _evaluate(run: RunState, version: int) -> list[Evaluate]:
+    due = [v for v in run.spec.eval_versions if v <= version and v not in run.evaluated]
+    return [Evaluate(version=v) for v in due]
+
+
+def _split_stale(run: RunState, version: int) -> tuple[tuple[int, ...], list[Group]]:
+    """Groups too old for the step that starts from `version`, and the rest.
+
+    Staleness is v_train − v_sample, taken now, so the time in the queue counts (prime-rl#3313).
+    """
+    if run.spec.staleness.policy == "keep":
+        return (), list(run.ready)
+    oldest = version - run.spec.staleness.max_versions
+    stale = tuple(group.index for group in run.ready if group.policy_version < oldest)
+    return stale, [group for group in run.ready if group.policy_version >= oldest]
+
+
+def _train(run: RunState, version: int, fresh: Sequence[Group]) -> list[Train]:
+    wanted = run.spec.rollout.groups_per_step
+    if run.open_jobs.get(JobKind.TRAIN) or version >= run.spec.train.steps or len(fresh) < wanted:
+        return []
+    chosen = tuple(group.index for group in fresh[:wanted])
+    return [Train(base_version=version, indexes=chosen)]
+
+
+def _generate(run: RunState, version: int, *, waiting: int, idle: bool) -> list[Generate]:
+    capacity = capacity_groups(
+        version=version,
+        max_versions=run.spec.staleness.max_versions,
+        groups_per_step=run.spec.rollout.groups_per_step,
+        steps=run.spec.train.steps,
+        running=run.generating,
+        waiting=waiting,
+        max_inflight=run.spec.staleness.max_inflight_groups,
+    )
+    sizes = job_sizes(
+        capacity,
+        groups_per_step=run.spec.rollout.groups_per_step,
+        generators=run.generators,
+        idle=idle and not run.generating and not run.training,
+    )
+    return [Generate(num_groups=size, min_version=version) for size in sizes]

@@ -1,0 +1,70 @@
+"""What is known of a run, read from the database in the form that `runs.next_commands` takes."""
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.jobs import EvaluateInput, JobKind, WorkerRole
+from offbeat.contracts.run_spec import RunSpec
+from services.orchestrator.dispatch import Lane
+from services.orchestrator.groups import find_groups
+from services.orchestrator.jobs import INPUT, OPEN_JOBS
+from services.orchestrator.runs import Group, GroupStatus, RunState
+from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
+
+WORKER_LOST_S = 20.0
+"""A worker that did not report for so long is taken for gone: four of its reports are missing."""
+
+
+def load_state(session: Session, run: RunRow, now: float) -> RunState:
+    """Everything that `next_commands` needs to know of a run."""
+    spec = RunSpec.model_validate_json(run.spec)
+    open_jobs = session.execute(
+        select(JobRow.kind, func.count())
+        .where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
+        .group_by(JobRow.kind)
+    ).all()
+    groups = dict(
+        session.execute(
+            select(GroupRow.status, func.count())
+            .where(GroupRow.run_id == run.id)
+            .group_by(GroupRow.status)
+        ).all()
+    )
+    ready = find_groups(session, GroupRow.run_id == run.id, GroupRow.status == GroupStatus.READY)
+    evaluations = session.scalars(
+        select(JobRow.input).where(JobRow.run_id == run.id, JobRow.kind == JobKind.EVALUATE)
+    )
+    worked = session.scalar(
+        select(func.sum(JobRow.finished_at - JobRow.leased_at)).where(JobRow.run_id == run.id)
+    )
+    return RunState(
+        spec=spec,
+        status=run.status,
+        prepared=run.prompts_key is not None,
+        version=run.version,
+        open_jobs=dict(open_jobs),
+        evaluated=frozenset(_evaluated_version(body) for body in evaluations),
+        generating=groups.get(GroupStatus.GENERATING, 0),
+        training=groups.get(GroupStatus.TRAINING, 0),
+        ready=[Group(index=g.index, policy_version=g.policy_version or 0) for g in ready],
+        generation_failures=run.generation_failures,
+        generators=alive_workers(session, now).get((WorkerRole.GENERATOR, spec.pool), 0),
+        runtime_s=now - (run.active_since or now),
+        worker_seconds=worked or 0.0,
+    )
+
+
+def alive_workers(session: Session, now: float) -> dict[Lane, int]:
+    """Workers that reported lately, by role and pool."""
+    rows = session.execute(
+        select(WorkerRow.role, WorkerRow.pool, func.count())
+        .where(WorkerRow.last_seen_at > now - WORKER_LOST_S)
+        .group_by(WorkerRow.role, WorkerRow.pool)
+    )
+    return {(role, pool): count for role, pool, count in rows}
+
+
+def _evaluated_version(body: str) -> int:
+    job = INPUT.validate_json(body)
+    assert isinstance(job, EvaluateInput)
+    return job.version

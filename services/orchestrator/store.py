@@ -1,0 +1,211 @@
+"""The database: transactions, and the rows that users create and read.
+
+Every change of a run happens in one transaction that first locks the run: `BEGIN IMMEDIATE` on
+SQLite, a row lock on PostgreSQL. So a lease, a completion and the scheduler never see half of one
+another.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from sqlite3 import Connection as SqliteConnection
+from typing import Any
+
+import structlog
+from pydantic import JsonValue
+from sqlalchemy import Engine, create_engine, event, make_url, select, text
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import EventLevel, RunStatus
+from offbeat.errors import ConflictError, NotFoundError, UnavailableError
+from services.orchestrator.schema import EventRow, MetricRow, RunRow
+
+log = structlog.get_logger(__name__)
+
+SQLITE_BUSY_TIMEOUT_MS = 15_000
+"""How long a writer waits for another: far longer than any transaction here takes."""
+ID_BYTES = 5
+
+
+def new_id(prefix: str) -> str:
+    """`run-3f9a0c11d2`: short enough to type, and 2^40 of them."""
+    return f"{prefix}-{token_hex(ID_BYTES)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Created:
+    """A run, and whether this request made it."""
+
+    run_id: str
+    is_new: bool
+
+
+class Store:
+    """Opens sessions. All sessions of one process share the engine's pool."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def connect(cls, url: str) -> "Store":
+        """Open the database; the folder of a SQLite file is made."""
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            if parsed.database:
+                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            engine = create_engine(parsed)
+            event.listen(engine, "connect", _configure_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        else:
+            engine = create_engine(parsed, pool_pre_ping=True)
+        return cls(engine)
+
+    def ping(self) -> None:
+        """Raise `UnavailableError` unless the database answers."""
+        try:
+            with self.engine.connect() as connection:
+                connection.execute(text("SELECT 1"))
+        except SQLAlchemyError as error:
+            raise UnavailableError(f"the database does not answer: {error}") from error
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that only reads."""
+        with Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that commits at the end, or changes nothing."""
+        with self.engine.connect().execution_options(writes=True) as connection:
+            with Session(connection) as session, session.begin():
+                yield session
+            connection.commit()
+
+
+def _configure_sqlite(connection: SqliteConnection, _: Any) -> None:  # noqa: ANN401
+    connection.isolation_level = None  # BEGIN is ours to say, see _begin_sqlite.
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Take the write lock at once: upgrading a read lock later fails with SQLITE_BUSY."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def lock_run(session: Session, run_id: str) -> RunRow:
+    """The run, locked until the transaction ends; `NotFoundError` where there is none."""
+    row = session.scalar(select(RunRow).where(RunRow.id == run_id).with_for_update())
+    if row is None:
+        raise NotFoundError(f"there is no run {run_id!r}")
+    return row
+
+
+def find_run(session: Session, run_id: str) -> RunRow:
+    """The run; `NotFoundError` where there is none."""
+    row = session.scalar(select(RunRow).where(RunRow.id == run_id))
+    if row is None:
+        raise NotFoundError(f"there is no run {run_id!r}")
+    return row
+
+
+def create_run(store: Store, spec: RunSpec, idempotency_key: str | None, now: float) -> Created:
+    """Add a queued run. The same key with the same spec gives the first run again."""
+    body = spec.model_dump_json()
+    try:
+        with store.write() as session:
+            found = _find_by_key(session, idempotency_key, body)
+            if found:
+                return found
+            row = RunRow(
+                id=new_id("run"),
+                idempotency_key=idempotency_key,
+                spec=body,
+                status=RunStatus.QUEUED,
+                created_at=now,
+            )
+            session.add(row)
+            session.flush()
+            add_event(session, row.id, now, "run_created", f"Run {spec.name!r} was created.")
+            return Created(run_id=row.id, is_new=True)
+    except IntegrityError:
+        # On PostgreSQL two requests with one key may both have looked before either wrote.
+        with store.read() as session:
+            found = _find_by_key(session, idempotency_key, body)
+        if found is None:
+            raise
+        return found
+
+
+def _find_by_key(session: Session, key: str | None, spec: str) -> Created | None:
+    if key is None:
+        return None
+    row = session.scalar(select(RunRow).where(RunRow.idempotency_key == key))
+    if row is None:
+        return None
+    if row.spec != spec:
+        raise ConflictError(
+            "this Idempotency-Key was used with another spec; send a new key for a new run"
+        )
+    return Created(run_id=row.id, is_new=False)
+
+
+def add_event(
+    session: Session,
+    run_id: str,
+    now: float,
+    kind: str,
+    message: str,
+    *,
+    level: EventLevel = EventLevel.INFO,
+    data: dict[str, JsonValue] | None = None,
+) -> None:
+    """Append to the run's log, and say the same in the service's own."""
+    session.add(
+        EventRow(
+            run_id=run_id,
+            at=now,
+            level=level,
+            kind=kind,
+            message=message,
+            data=json.dumps(data or {}),
+        )
+    )
+    log.log(_LOG_LEVELS[level], message, run=run_id, event_kind=kind)
+
+
+_LOG_LEVELS = {EventLevel.INFO: 20, EventLevel.WARNING: 30, EventLevel.ERROR: 40}
+
+
+def add_metrics(session: Session, run_id: str, step: int, values: dict[str, float]) -> None:
+    """Record a step's values; a value that is there already stays."""
+    known = set(
+        session.scalars(
+            select(MetricRow.name).where(MetricRow.run_id == run_id, MetricRow.step == step)
+        )
+    )
+    session.add_all(
+        MetricRow(run_id=run_id, name=name, step=step, value=value)
+        for name, value in values.items()
+        if name not in known
+    )
+
+
+def events_after(session: Session, run_id: str, after: int, limit: int) -> Sequence[EventRow]:
+    """The run's events with an id above `after`, oldest first."""
+    return session.scalars(
+        select(EventRow)
+        .where(EventRow.run_id == run_id, EventRow.id > after)
+        .order_by(EventRow.id)
+        .limit(limit)
+    ).all()

@@ -1,0 +1,30 @@
+"""Run specs that tests start from."""
+
+from typing import Any
+
+from offbeat.contracts.run_spec import RunSpec
+
+
+def spec_dict(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any section of a spec
+    """A small valid spec; `train={"steps": 3}` merges into the section of that name."""
+    spec: dict[str, Any] = {
+        "name": "test",
+        "model": {"id": "tiny", "dtype": "float32"},
+        "lora": {"rank": 2, "alpha": 4},
+        "data": {
+            "source": "inline",
+            "rows": [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(8)],
+        },
+        "rewards": [{"type": "exact_match"}],
+        "rollout": {"group_size": 2, "groups_per_step": 2, "max_new_tokens": 4},
+        "train": {"steps": 2, "learning_rate": 0.01},
+    }
+    for section, value in changes.items():
+        old = spec.get(section)
+        spec[section] = {**old, **value} if isinstance(old, dict) else value
+    return spec
+
+
+def spec(**changes: Any) -> RunSpec:  # noqa: ANN401 - any section of a spec
+    """The same as a parsed spec."""
+    return RunSpec.model_validate(spec_dict(**changes))

@@ -1,0 +1,93 @@
+"""Capacity, job sizes, and the order of prompts."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.orchestrator.admission import capacity_groups, group_seed, job_sizes, prompt_row
+
+
+def capacity(
+    version: int, running: int, waiting: int, *, eta: int = 1, limit: int | None = None
+) -> int:
+    return capacity_groups(
+        version=version,
+        max_versions=eta,
+        groups_per_step=8,
+        steps=40,
+        running=running,
+        waiting=waiting,
+        max_inflight=limit,
+    )
+
+
+def test_capacity_is_areals_formula() -> None:
+    assert capacity(0, 0, 0) == 16
+    assert capacity(0, 16, 0) == 0
+    assert capacity(0, 8, 8) == 0
+    assert capacity(1, 0, 8) == 8
+    assert capacity(1, 0, 0, limit=5) == 5
+
+
+def test_synchronous_capacity_is_one_step() -> None:
+    """S3: a limit that is multiplied by a staleness of zero would start nothing, ever."""
+    assert capacity(0, 0, 0, eta=0) == 8
+    assert capacity(0, 8, 0, eta=0) == 0
+    assert capacity(0, 0, 8, eta=0) == 0
+    assert capacity(1, 0, 0, eta=0) == 8
+
+
+def test_resume_at_any_version_admits_no_burst() -> None:
+    """S2: a counter of accepted groups that restarts at zero would admit (η + 101)·B."""
+    assert capacity(30, 0, 0, eta=4) == 40
+    assert capacity(0, 0, 0, eta=4) == 40
+
+
+def test_the_last_steps_start_nothing_that_cannot_be_used() -> None:
+    assert capacity(39, 0, 0, eta=4) == 8
+    assert capacity(39, 8, 0, eta=4) == 0
+    assert capacity(40, 0, 0, eta=4) == 0
+
+
+@given(
+    version=st.integers(0, 40),
+    running=st.integers(0, 60),
+    waiting=st.integers(0, 60),
+    eta=st.integers(0, 6),
+)
+def test_what_is_under_way_never_passes_the_bound(
+    version: int, running: int, waiting: int, eta: int
+) -> None:
+    started = max(0, capacity(version, running, waiting, eta=eta))
+    if started:
+        assert running + waiting + started <= (eta + 1) * 8
+    if not running and not waiting and version < 40:
+        assert started > 0
+
+
+def test_a_steps_groups_are_spread_over_the_generators() -> None:
+    assert job_sizes(16, groups_per_step=8, generators=1, idle=False) == [8, 8]
+    assert job_sizes(16, groups_per_step=8, generators=3, idle=False) == [3] * 5
+    assert job_sizes(0, groups_per_step=8, generators=1, idle=True) == []
+    assert job_sizes(-3, groups_per_step=8, generators=1, idle=True) == []
+
+
+def test_less_than_a_job_waits_unless_the_run_would_stand_still() -> None:
+    assert job_sizes(3, groups_per_step=8, generators=1, idle=False) == []
+    assert job_sizes(3, groups_per_step=8, generators=1, idle=True) == [3]
+
+
+def test_every_prompt_comes_once_an_epoch_in_a_new_order() -> None:
+    rows = [prompt_row(i, num_prompts=5, seed=3, shuffle=True) for i in range(15)]
+    epochs = [rows[0:5], rows[5:10], rows[10:15]]
+    assert [Counter(epoch) for epoch in epochs] == [Counter(range(5))] * 3
+    assert epochs[0] != epochs[1]
+    assert rows == [prompt_row(i, num_prompts=5, seed=3, shuffle=True) for i in range(15)]
+    assert [prompt_row(i, num_prompts=3, seed=3, shuffle=False) for i in range(4)] == [0, 1, 2, 0]
+
+
+def test_group_seeds_follow_the_runs_seed() -> None:
+    assert group_seed(7, 0) == group_seed(7, 0)
+    assert len({group_seed(seed, index) for seed in range(10) for index in range(10)}) == 100
+    assert all(0 <= group_seed(7, index) < 2**62 for index in range(100))

@@ -1,0 +1,53 @@
+"""Which waiting job goes to the broker."""
+
+from offbeat.contracts.jobs import JobKind, WorkerRole
+from services.orchestrator.dispatch import WaitingJob, choose
+
+GENERATE = (WorkerRole.GENERATOR, "default")
+TRAIN = (WorkerRole.TRAINER, "default")
+
+
+def job(
+    seq: int, run: str, kind: JobKind = JobKind.GENERATE, priority: int = 0, pool: str = "default"
+) -> WaitingJob:
+    return WaitingJob(
+        seq=seq, job_id=f"j{seq}", run_id=run, kind=kind, pool=pool, priority=priority
+    )
+
+
+def test_the_queue_is_kept_as_deep_as_there_are_workers() -> None:
+    waiting = [job(n, "a") for n in range(10)]
+    chosen = choose(waiting, sent={GENERATE: 1}, workers={GENERATE: 3}, busy={})
+    assert [item.job_id for item in chosen] == ["j0", "j1"]
+
+
+def test_one_message_waits_for_the_first_worker() -> None:
+    chosen = choose([job(1, "a"), job(2, "a")], sent={}, workers={}, busy={})
+    assert [item.job_id for item in chosen] == ["j1"]
+
+
+def test_runs_take_turns_whatever_they_have_waiting() -> None:
+    waiting = [*(job(n, "long") for n in range(6)), job(6, "short"), job(7, "short")]
+    chosen = choose(waiting, sent={}, workers={GENERATE: 4}, busy={})
+    assert [item.run_id for item in chosen] == ["long", "short", "long", "short"]
+
+
+def test_a_busy_run_waits_for_an_idle_one() -> None:
+    chosen = choose([job(1, "a"), job(2, "b")], sent={}, workers={}, busy={"a": 3})
+    assert [item.run_id for item in chosen] == ["b"]
+
+
+def test_priority_goes_first() -> None:
+    waiting = [job(1, "a"), job(2, "b", priority=5)]
+    assert [i.run_id for i in choose(waiting, sent={}, workers={}, busy={"b": 9})] == ["b"]
+
+
+def test_evaluation_goes_before_generation_within_a_run() -> None:
+    waiting = [job(1, "a"), job(2, "a", JobKind.EVALUATE)]
+    assert [i.job_id for i in choose(waiting, sent={}, workers={}, busy={})] == ["j2"]
+
+
+def test_lanes_do_not_share_their_room() -> None:
+    waiting = [job(1, "a"), job(2, "a", JobKind.TRAIN), job(3, "a", pool="other")]
+    chosen = choose(waiting, sent={GENERATE: 5}, workers={TRAIN: 1}, busy={})
+    assert {item.job_id for item in chosen} == {"j2", "j3"}
