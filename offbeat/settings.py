@@ -66,7 +66,9 @@ class WorkerSettings(LogSettings):
     pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")] = "default"
     worker_id: str | None = None
     """A stable name; made from role, host and process where none is given."""
-    data_dir: Path = Path(".offbeat")
-    """Scratch space: the model cache and pulled adapters. Losing it costs a download."""
+    data_dir: Path = Path(".offbeat/worker")
+    """Scratch space of this worker alone: pulled adapters. Losing it costs a download."""
+    model_cache_dir: Path = Path(".offbeat/models")
+    """Base models; workers on one machine may share it."""
     device: str = "auto"
     """`auto` takes CUDA where there is one."""

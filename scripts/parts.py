@@ -21,8 +21,11 @@ from offbeat.errors import UnavailableError
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
+"""A worker imports torch before it reports, which takes a while on a cold disk."""
 READY_POLL_S = 0.05
+
+ReadyCheck = Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,18 @@ class Part:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    is_ready: Callable[[], bool]
+    is_ready: ReadyCheck
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def free_port() -> int:

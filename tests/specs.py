@@ -5,7 +5,7 @@ from typing import Any
 from offbeat.contracts.run_spec import RunSpec
 
 
-def spec_dict(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any section of a spec
+def spec_dict(**changes: Any) -> dict[str, Any]:
     """A small valid spec; `train={"steps": 3}` merges into the section of that name."""
     spec: dict[str, Any] = {
         "name": "test",
@@ -25,6 +25,6 @@ def spec_dict(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any section o
     return spec
 
 
-def spec(**changes: Any) -> RunSpec:  # noqa: ANN401 - any section of a spec
+def spec(**changes: Any) -> RunSpec:
     """The same as a parsed spec."""
     return RunSpec.model_validate(spec_dict(**changes))

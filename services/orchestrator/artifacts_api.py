@@ -105,7 +105,7 @@ def _sampling_jobs(
 
 def _trained_steps(session: Session, run_id: str) -> dict[int, int | None]:
     rows = select(GroupRow.index, GroupRow.trained_step).where(GroupRow.run_id == run_id)
-    return dict(session.execute(rows).tuples())
+    return dict(session.execute(rows).all())
 
 
 def _view(sample: Rollout, steps: dict[int, int | None]) -> RolloutView:

@@ -59,6 +59,7 @@ def diagnose(
     pool: str,
     use: TrainerUse | None,
     dropped_groups: int,
+    generated_tokens: int,
     generation_failures: int,
 ) -> Diagnosis:
     """Say in a sentence what the run waits for."""
@@ -68,6 +69,7 @@ def diagnose(
         "trainer_busy_fraction": use.busy_fraction if use else None,
         "trainer_idle_fraction": use.idle_while_ready_fraction if use else None,
         "dropped_groups": dropped_groups,
+        "generated_tokens": generated_tokens,
         "generation_failures_in_a_row": generation_failures,
     }
     return Diagnosis(

@@ -31,6 +31,7 @@ def diagnosis(services: ServicesDep, run_id: str) -> Diagnosis:
             pool=pool,
             use=trainer_use(_train_spans(session, run_id)),
             dropped_groups=_dropped_groups(session, run_id),
+            generated_tokens=_generated_tokens(session, run_id),
             generation_failures=run.generation_failures,
         )
 
@@ -56,4 +57,9 @@ def _dropped_groups(session: Session, run_id: str) -> int:
             GroupRow.run_id == run_id, GroupRow.status == GroupStatus.DROPPED
         )
     )
+    return count or 0
+
+
+def _generated_tokens(session: Session, run_id: str) -> int:
+    count = session.scalar(select(func.sum(GroupRow.num_tokens)).where(GroupRow.run_id == run_id))
     return count or 0

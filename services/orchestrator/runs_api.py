@@ -6,7 +6,6 @@ from typing import Annotated
 from anyio import sleep
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
-from offbeat.data.checks import check_spec_data
 from pydantic import JsonValue
 from sqlalchemy import select
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -24,6 +23,7 @@ from offbeat.contracts.runs import (
     RunView,
     WorkerView,
 )
+from offbeat.data.checks import check_spec_data
 from offbeat.specs import validate_spec
 from services.orchestrator.dependencies import Services, ServicesDep, user
 from services.orchestrator.lifecycle import act

@@ -70,7 +70,7 @@ def _metrics_at(session: Session, run_id: str, step: int) -> dict[str, float]:
     rows = select(MetricRow.name, MetricRow.value).where(
         MetricRow.run_id == run_id, MetricRow.step == step
     )
-    return dict(session.execute(rows).tuples())
+    return dict(session.execute(rows).all())
 
 
 def _eta_s(session: Session, run: RunRow, spec: RunSpec, now: float) -> float | None:

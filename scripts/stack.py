@@ -1,0 +1,318 @@
+"""The whole of Offbeat on one machine, every part a process of its own.
+
+    python -m scripts.stack [--data-dir .offbeat] [--generators 1] [--trainers 1]
+
+starts Valkey, an S3 server, the orchestrator, the weight-proxy, generators and trainers with the
+commands that a container would run, and stays until Ctrl-C. The first process that ends takes the
+rest with it, and its last log lines are shown. State lies in the data folder: starting again on it
+goes on where it stopped.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+from uuid import uuid4
+
+import httpx
+from pydantic import SecretStr
+
+from offbeat.settings import ObjectStoreSettings
+from scripts import parts
+from scripts.parts import Part
+
+STOP_GRACE_S = 10.0
+"""Time between SIGTERM and SIGKILL: a worker hands its job back within it."""
+LOG_LINES_SHOWN = 25
+WATCH_INTERVAL_S = 0.2
+ORCHESTRATOR_PORT = 8000
+WEIGHT_PROXY_PORT = 8001
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackOptions:
+    """What to start, and where its state lies."""
+
+    data_dir: Path
+    generators: int = 1
+    trainers: int = 1
+
+    @property
+    def logs(self) -> Path:
+        """One file a process."""
+        return self.data_dir / "logs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """Where the parts of one stack listen."""
+
+    orchestrator: str
+    weight_proxy: str
+    redis: str
+    s3: str
+
+
+class StackError(Exception):
+    """A process of the stack ended, or never became ready."""
+
+
+class Stack:
+    """The processes, in the order in which they were started."""
+
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
+        self._running: list[tuple[Part, subprocess.Popen[bytes]]] = []
+        redis_port, s3_port = parts.free_port(), parts.free_port()
+        self._ports = {
+            "orchestrator": _port_near(ORCHESTRATOR_PORT),
+            "weight_proxy": _port_near(WEIGHT_PROXY_PORT),
+            "redis": redis_port,
+            "s3": s3_port,
+        }
+        self.addresses = Addresses(
+            orchestrator=f"http://127.0.0.1:{self._ports['orchestrator']}",
+            weight_proxy=f"http://127.0.0.1:{self._ports['weight_proxy']}",
+            redis=f"redis://127.0.0.1:{redis_port}/0",
+            s3=f"http://127.0.0.1:{s3_port}",
+        )
+        self.object_store = ObjectStoreSettings(
+            endpoint_url=self.addresses.s3, secret_access_key=SecretStr(uuid4().hex)
+        )
+
+    def start(self, output: TextIO) -> None:
+        """Start every part and wait for each; raises `StackError` when one does not come up."""
+        for part in self._parts():
+            print(f"  starting {part.name} …", end="", file=output, flush=True)
+            began = time.monotonic()
+            self._start(part)
+            print(f" ready after {time.monotonic() - began:.1f} s", file=output)
+        self._write_addresses()
+
+    def watch(self) -> None:
+        """Raise `StackError` if a process has ended."""
+        for part, process in self._running:
+            if process.poll() is not None:
+                raise StackError(self._obituary(part, process.returncode))
+
+    def stop(self) -> None:
+        """End all processes, the last started first, within the grace period."""
+        for _, process in reversed(self._running):
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + STOP_GRACE_S
+        for _, process in reversed(self._running):
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """The process of a part, for tests that do it harm."""
+        return next(process for part, process in self._running if part.name == name)
+
+    def restart(self, name: str) -> None:
+        """Start a part again whose process has ended, with the same command."""
+        index, part = next(
+            (i, part) for i, (part, _) in enumerate(self._running) if part.name == name
+        )
+        del self._running[index]
+        self._start(part)
+
+    def _parts(self) -> Iterator[Part]:
+        folder = self.options.data_dir
+        yield parts.valkey(self._ports["redis"], folder / "valkey")
+        yield parts.s3(self._ports["s3"], folder / "s3", self.object_store)
+        environment = self._environment()
+        for name in ("orchestrator", "weight_proxy"):
+            ready_url = f"http://127.0.0.1:{self._ports[name]}/readyz"
+            yield _service(name, name, environment, lambda url=ready_url: _answers(url))
+        for role, count in (
+            ("generator", self.options.generators),
+            ("trainer", self.options.trainers),
+        ):
+            for number in range(1, count + 1):
+                yield self._worker(role, f"{role}-{number}", environment)
+
+    def _worker(self, role: str, name: str, environment: Mapping[str, str]) -> Part:
+        workers = self.options.generators + self.options.trainers
+        threads = str(max(1, (os.cpu_count() or 1) // workers))
+        # Two processes that each use all cores lose more than they gain.
+        limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        own = {
+            "OFFBEAT_WORKER_ID": name,
+            "OFFBEAT_DATA_DIR": str(self.options.data_dir / name),
+            "OFFBEAT_MODEL_CACHE_DIR": str(self.options.data_dir / "models"),
+        }
+        url = f"{self.addresses.orchestrator}/v1/workers"
+        return _service(
+            name, role, {**environment, **limits, **own}, lambda: _worker_reports(url, name)
+        )
+
+    def _environment(self) -> dict[str, str]:
+        folder = self.options.data_dir
+        store = self.object_store
+        return {
+            "OFFBEAT_REDIS_URL": self.addresses.redis,
+            "OFFBEAT_S3_ENDPOINT_URL": self.addresses.s3,
+            "OFFBEAT_S3_BUCKET": store.bucket,
+            "OFFBEAT_S3_ACCESS_KEY_ID": store.access_key_id,
+            "OFFBEAT_S3_SECRET_ACCESS_KEY": store.secret_access_key.get_secret_value(),
+            "OFFBEAT_ORCHESTRATOR_URL": self.addresses.orchestrator,
+            "OFFBEAT_ORCHESTRATOR_PORT": str(self._ports["orchestrator"]),
+            "OFFBEAT_ORCHESTRATOR_DATABASE_URL": f"sqlite:///{folder}/orchestrator.db",
+            "OFFBEAT_WEIGHT_PROXY_URL": self.addresses.weight_proxy,
+            "OFFBEAT_WEIGHT_PROXY_PORT": str(self._ports["weight_proxy"]),
+            "OFFBEAT_WEIGHT_PROXY_DATABASE_URL": f"sqlite:///{folder}/weight-proxy.db",
+            "OFFBEAT_WEIGHT_PROXY_CACHE_DIR": str(folder / "weight-proxy-cache"),
+        }
+
+    def _start(self, part: Part) -> None:
+        self.options.logs.mkdir(parents=True, exist_ok=True)
+        with self._log_path(part).open("ab") as log:
+            process = subprocess.Popen(
+                part.command,
+                env={**os.environ, **part.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A session of its own: Ctrl-C reaches this process only, which ends them in order.
+                start_new_session=True,
+            )
+        self._running.append((part, process))
+        try:
+            parts.wait_until_ready(part, lambda: process.poll() is not None)
+        except parts.UnavailableError as error:
+            raise StackError(f"{error}\n{self._obituary(part, process.poll())}") from error
+
+    def _log_path(self, part: Part) -> Path:
+        return self.options.logs / f"{part.name}.log"
+
+    def _obituary(self, part: Part, code: int | None) -> str:
+        path = self._log_path(part)
+        with path.open(errors="replace") as log:
+            last = "".join(deque(log, maxlen=LOG_LINES_SHOWN))
+        state = "is not ready" if code is None else f"ended with exit code {code}"
+        return f"{part.name} {state}. The last lines of {path}:\n{last}"
+
+    def _write_addresses(self) -> None:
+        path = self.options.data_dir / "addresses.json"
+        path.write_text(json.dumps(vars(self.addresses), indent=2) + "\n")
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder, so that a second stack on it is refused instead of spoiling it."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StackError(
+                f"a stack is already running on {data_dir}: stop it, or name another --data-dir"
+            ) from None
+        yield
+
+
+@contextmanager
+def running_stack(options: StackOptions, output: TextIO) -> Iterator[Stack]:
+    """A started stack that is stopped in the end, whatever happens."""
+    with locked(options.data_dir):
+        stack = Stack(options)
+        try:
+            stack.start(output)
+            yield stack
+        finally:
+            stack.stop()
+
+
+def interrupt_on_signals() -> None:
+    """Make SIGTERM and SIGHUP end this process as Ctrl-C does: through its `finally` blocks."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+
+
+def _service(
+    name: str, module: str, environment: Mapping[str, str], is_ready: parts.ReadyCheck
+) -> Part:
+    command = (sys.executable, "-m", f"services.{module}")
+    return Part(name=name, command=command, environment=environment, is_ready=is_ready)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _worker_reports(url: str, worker_id: str) -> bool:
+    try:
+        page = httpx.get(url, timeout=2).json()
+    except httpx.TransportError:
+        return False
+    return any(worker["id"] == worker_id and worker["status"] == "alive" for worker in page["data"])
+
+
+def _port_near(wanted: int) -> int:
+    """The usual port where it is free, else any."""
+    return wanted if parts.is_free(wanted) else parts.free_port()
+
+
+def main() -> int:
+    """Start, say where everything is, stay."""
+    parser = argparse.ArgumentParser(description="Run all of Offbeat on this machine.")
+    parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
+    parser.add_argument("--generators", type=int, default=1)
+    parser.add_argument("--trainers", type=int, default=1)
+    options = StackOptions(**vars(parser.parse_args()))
+    interrupt_on_signals()
+    try:
+        with running_stack(options, sys.stdout) as stack:
+            print(_welcome(stack))
+            while True:
+                stack.watch()
+                time.sleep(WATCH_INTERVAL_S)
+    except StackError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped. Start again on the same data folder to go on.")
+        return 0
+
+
+def _welcome(stack: Stack) -> str:
+    return "\n".join(
+        (
+            "",
+            f"  REST API       {stack.addresses.orchestrator}   (documentation at /docs)",
+            f"  weight-proxy   {stack.addresses.weight_proxy}",
+            f"  logs           {stack.options.logs}/",
+            "",
+            f"  export OFFBEAT_URL={stack.addresses.orchestrator}",
+            "  .venv/bin/offbeat submit examples/chain_sum.toml --watch",
+            "",
+            "Ctrl-C stops everything.",
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
