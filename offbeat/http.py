@@ -1,13 +1,10 @@
-"""HTTP between Offbeat's own processes: one client, retries with a bound, problems turned into
-errors."""
+"""HTTP between Offbeat's processes: retries with a bound, problem documents as errors."""
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 from pydantic import SecretStr
 from tenacity import (
-    RetryCallState,
     Retrying,
     retry_if_exception_type,
     stop_after_delay,
@@ -16,6 +13,7 @@ from tenacity import (
 
 from offbeat.errors import (
     ConflictError,
+    IntegrityError,
     InvalidRequestError,
     LeaseLostError,
     NotFoundError,
@@ -33,6 +31,7 @@ _ERRORS: dict[str, type[OffbeatError]] = {
     error.slug: error
     for error in (
         ConflictError,
+        IntegrityError,
         InvalidRequestError,
         LeaseLostError,
         NotFoundError,
@@ -76,7 +75,6 @@ class ServiceClient:
         path: str,
         *,
         retry_for_s: float = 0.0,
-        before_retry: Callable[[RetryCallState], None] | None = None,
         **request: Any,  # noqa: ANN401 - httpx's own keywords
     ) -> httpx.Response:
         """Send a request; raise the error that the problem document names.
@@ -86,9 +84,8 @@ class ServiceClient:
         """
         retrying = Retrying(
             retry=retry_if_exception_type(UnavailableError),
-            wait=wait_exponential_jitter(initial=0.1, max=RETRY_WAIT_MAX_S),
+            wait=wait_exponential_jitter(multiplier=0.1, max=RETRY_WAIT_MAX_S),
             stop=stop_after_delay(retry_for_s),
-            before_sleep=before_retry,
             reraise=True,
         )
         return retrying(self._send, method, path, **request)

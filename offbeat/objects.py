@@ -83,6 +83,10 @@ class S3ObjectStore:
         )
         return cls(client, settings.bucket)
 
+    def with_bucket(self, bucket: str) -> "S3ObjectStore":
+        """Another bucket of the same server, with the same credentials."""
+        return S3ObjectStore(self._client, bucket)
+
     def ping(self) -> None:
         """Raise `UnavailableError` unless the bucket answers."""
         try:

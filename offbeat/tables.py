@@ -37,7 +37,8 @@ class PromptRow:
     """The text after the chat template, as the model sees it."""
     prompt_ids: tuple[int, ...]
     columns: Mapping[str, JsonValue]
-    """Every other column of the source row, as rewards see them."""
+    """Every column of the source row, as rewards see them; `prompt` is the prompt as the data has
+    it."""
 
 
 def encode_prompts(rows: Sequence[PromptRow]) -> bytes:

@@ -29,8 +29,13 @@ PROBLEM_FIELDS_MAX = 50
 
 
 def problem_response(problem: Problem) -> JSONResponse:
-    """Render a problem document; permanent conflicts tell OpenAI-style clients not to retry."""
-    headers = {"x-should-retry": "false"} if problem.status == 409 else None
+    """Render a problem document; permanent conflicts tell OpenAI-style clients not to retry.
+
+    It is never cached: what is absent now may be there at the next poll.
+    """
+    headers = {"cache-control": "no-store"}
+    if problem.status == 409:
+        headers["x-should-retry"] = "false"
     return JSONResponse(
         problem.model_dump(),
         status_code=problem.status,

@@ -17,7 +17,7 @@ from offbeat.contracts.jobs import (
     WorkerReport,
 )
 from offbeat.contracts.weights import Manifest, PublishedVersion
-from offbeat.errors import ConflictError, NotFoundError
+from offbeat.errors import ConflictError, NotFoundError, UnavailableError
 from offbeat.http import ServiceClient, raise_for_problem
 
 REPORT_RETRY_S = 600.0
@@ -99,7 +99,10 @@ class WeightProxyClient(ServiceClient):
         path = f"/v1/runs/{manifest.run_id}/weights/{manifest.version}"
         try:
             response = self.call(
-                "PUT", path, content=manifest.model_dump_json(), retry_for_s=PROXY_RETRY_S
+                "PUT",
+                path,
+                json=manifest.model_dump(mode="json"),
+                retry_for_s=PROXY_RETRY_S,
             )
         except ConflictError as conflict:
             winner = self.version(manifest.run_id, manifest.version)
@@ -134,8 +137,11 @@ class WeightProxyClient(ServiceClient):
     def stream_file(self, run_id: str, version: int, name: str) -> Iterator[Iterator[bytes]]:
         """The bytes of one file, in chunks; the caller checks size and hash."""
         path = f"/v1/runs/{run_id}/weights/{version}/files/{name}"
-        with self.http.stream("GET", path) as response:
-            if response.status_code >= HTTPStatus.BAD_REQUEST:
-                response.read()
-            raise_for_problem(response)
-            yield response.iter_bytes()
+        try:
+            with self.http.stream("GET", path) as response:
+                if response.status_code >= HTTPStatus.BAD_REQUEST:
+                    response.read()
+                raise_for_problem(response)
+                yield response.iter_bytes()
+        except httpx.TransportError as error:
+            raise UnavailableError(f"{path} broke off: {error!r}") from error

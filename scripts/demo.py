@@ -178,7 +178,7 @@ def run_demo(options: StackOptions, spec: Path, console: Console) -> Summary:
             summary = summarise(
                 run_id=run_id,
                 metrics=metrics,
-                events=list(client.all_events(run_id)),
+                events=list(client.iter_events(run_id)),
                 details=dict(client.diagnosis(run_id).details),
                 wall_s=wall_s,
                 adapter_path=adapter_path,

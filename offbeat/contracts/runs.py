@@ -144,6 +144,13 @@ class WorkerView(Contract):
     """Ids of the jobs it holds a lease on."""
 
 
+class Diagnosis(Contract):
+    """Why a run is as fast as it is: a sentence, and the numbers it rests on."""
+
+    verdict: str
+    details: dict[str, JsonValue]
+
+
 class Problem(Contract):
     """RFC 9457 `application/problem+json`."""
 

@@ -5,18 +5,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from offbeat.contracts.base import Contract
-from offbeat.contracts.runs import RunStatus
+from offbeat.contracts.runs import Diagnosis, RunStatus
 
 TRAINER_BOUND_FRACTION = 0.9
 """A trainer that is busy for so much of the time is what the run waits for."""
-
-
-class Diagnosis(Contract):
-    """`GET /v1/runs/{id}/diagnosis`."""
-
-    verdict: str
-    details: dict[str, JsonValue]
 
 
 @dataclass(frozen=True, kw_only=True)

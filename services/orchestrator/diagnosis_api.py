@@ -6,8 +6,9 @@ from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import Diagnosis
 from services.orchestrator.dependencies import ServicesDep, user
-from services.orchestrator.diagnosis import Diagnosis, TrainSpan, diagnose, trainer_use
+from services.orchestrator.diagnosis import TrainSpan, diagnose, trainer_use
 from services.orchestrator.runs import GroupStatus
 from services.orchestrator.schema import GroupRow, JobRow
 from services.orchestrator.state import alive_workers

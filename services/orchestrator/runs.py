@@ -65,6 +65,7 @@ TRANSITIONS: Mapping[tuple[RunStatus, RunAction], RunStatus] = {
     # Repeating what is already so is no mistake: a client may not have seen the first answer.
     (_P, RunAction.PAUSE): _P,
     (_R, RunAction.RESUME): _R,
+    (_R, RunAction.RETRY): _R,
     (_C, RunAction.CANCEL): _C,
 }
 

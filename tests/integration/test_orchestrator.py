@@ -1,8 +1,7 @@
 """The orchestrator over HTTP, with a real broker and store, and a worker that the test plays."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,9 @@ from tests.orchestrator import (
     running_orchestrator,
 )
 from tests.specs import spec_dict
+from tests.waiting import wait_until
 
 GENERATOR, TRAINER = WorkerRole.GENERATOR, WorkerRole.TRAINER
-DEADLINE_S = 10.0
 
 
 @pytest.fixture
@@ -62,13 +61,6 @@ def events(http: httpx.Client, run_id: str) -> list[dict[str, Any]]:
 
 def kinds(http: httpx.Client, run_id: str) -> list[str]:
     return [event["kind"] for event in events(http, run_id)]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def set_up(hand: Hand) -> None:
@@ -102,7 +94,7 @@ def test_a_whole_run(orchestrator: Orchestrator, http: httpx.Client) -> None:
         JobKind.TRAIN,
         JobKind.EVALUATE,
     ]
-    until(lambda: status(http, run_id) == "succeeded")
+    wait_until(lambda: status(http, run_id) == "succeeded")
     assert kinds(http, run_id) == [
         "run_created",
         "run_started",
@@ -242,7 +234,7 @@ def test_retry_goes_on_from_the_last_version(
     assert last is not None
     assert last.input.kind == "train"
     assert last.input.base_version == 1
-    until(lambda: status(http, run_id) == "succeeded")
+    wait_until(lambda: status(http, run_id) == "succeeded")
 
 
 def test_only_the_holder_completes_and_a_repetition_is_the_same(
@@ -294,7 +286,7 @@ def test_a_job_out_of_attempts_ends_the_run_with_the_reason(
         lease = hand.lease(GENERATOR)
         assert lease is not None
         hand.fail(lease, "no disk left")
-    until(lambda: status(http, run_id) == "failed")
+    wait_until(lambda: status(http, run_id) == "failed")
     reason = http.get(f"/v1/runs/{run_id}").json()["status_reason"]
     assert reason == "its prepare job failed: no disk left"
 
@@ -305,7 +297,7 @@ def test_bad_data_fails_the_run_at_once(orchestrator: Orchestrator, http: httpx.
     lease = hand.lease(GENERATOR)
     assert lease is not None
     hand.fail(lease, "row 3: the prompt is empty", permanent=True)
-    until(lambda: status(http, run_id) == "failed")
+    wait_until(lambda: status(http, run_id) == "failed")
     assert kinds(http, run_id)[-2:] == ["job_failed", "run_failed"]
 
 
@@ -336,7 +328,7 @@ def test_an_emptied_broker_loses_nothing(
     submit(http)
     hand = Hand(orchestrator)
     with redis.Redis.from_url(valkey_url) as client:
-        until(lambda: client.llen("generate.default") == 1)
+        wait_until(lambda: client.llen("generate.default") == 1)
         client.flushall()
     assert isinstance(orchestrator.clock, Clock)
     orchestrator.clock.now += 16
@@ -361,7 +353,7 @@ def test_a_run_survives_a_restart(tmp_path: Path, valkey_url: str, store: S3Obje
         hand.complete(held)
         assert hand.work(TRAINER) is not None
         with httpx.Client(base_url=second.url) as http:
-            until(lambda: http.get(f"/v1/runs/{run_id}").json()["progress"]["version"] == 1)
+            wait_until(lambda: http.get(f"/v1/runs/{run_id}").json()["progress"]["version"] == 1)
 
 
 def test_the_queue_stays_shallow(
@@ -370,11 +362,11 @@ def test_the_queue_stays_shallow(
     for _ in range(5):
         submit(http)
     with redis.Redis.from_url(valkey_url) as client:
-        until(lambda: client.llen("generate.default") == 1)
+        wait_until(lambda: client.llen("generate.default") == 1)
         hand = Hand(orchestrator)
         for number in range(3):
             hand.report(GENERATOR, f"generator-{number}")
-        until(lambda: client.llen("generate.default") == 3)
+        wait_until(lambda: client.llen("generate.default") == 3)
         sizes = [len(body) for body in client.lrange("generate.default", 0, -1)]
     assert max(sizes) < 4096
 
@@ -383,7 +375,7 @@ def test_events_are_streamed_until_the_run_ends(
     orchestrator: Orchestrator, http: httpx.Client
 ) -> None:
     run_id = submit(http)
-    until(lambda: "run_started" in kinds(http, run_id))
+    wait_until(lambda: "run_started" in kinds(http, run_id))
     http.post(f"/v1/runs/{run_id}/cancel")
     headers = {"accept": "text/event-stream"}
     body = http.get(f"/v1/runs/{run_id}/events", headers=headers).text
@@ -427,7 +419,7 @@ def test_health_and_prometheus(orchestrator: Orchestrator, http: httpx.Client) -
     assert http.get("/healthz").json() == {"status": "ok"}
     assert http.get("/readyz").json() == {"status": "ready"}
     text = http.get("/metrics").text
-    until(lambda: 'offbeat_runs{status="running"} 1.0' in http.get("/metrics").text)
+    wait_until(lambda: 'offbeat_runs{status="running"} 1.0' in http.get("/metrics").text)
     assert "# TYPE offbeat_jobs gauge" in text
     document = http.get("/openapi.json").json()
     assert "/v1/runs/{run_id}/adapter" in document["paths"]
@@ -474,7 +466,7 @@ def test_a_limit_on_worker_time_ends_the_run(
     assert isinstance(orchestrator.clock, Clock)
     orchestrator.clock.now += 6
     hand.complete(lease)
-    until(lambda: status(http, run_id) == "failed")
+    wait_until(lambda: status(http, run_id) == "failed")
     with orchestrator.store.read() as session:
         assert {job.kind for job in session.query(JobRow)} == {"prepare"}
 

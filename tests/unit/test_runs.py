@@ -152,7 +152,7 @@ def test_every_action_is_either_in_the_table_or_refused(
 
 
 def test_a_refusal_says_what_is_possible() -> None:
-    with pytest.raises(ConflictError, match="it can be: cancel, pause"):
-        next_status(RunStatus.RUNNING, RunAction.RETRY)
+    with pytest.raises(ConflictError, match="cannot resume; it can be: cancel, pause"):
+        next_status(RunStatus.QUEUED, RunAction.RESUME)
     with pytest.raises(ConflictError, match="it cannot be changed any more"):
         next_status(RunStatus.SUCCEEDED, RunAction.CANCEL)

@@ -1,0 +1,59 @@
+"""The zip of a PEFT folder, unpacked without trusting it: bare names, bounded size, whole files.
+
+What is in the folder's files is for `peft` to judge.
+"""
+
+import os
+import shutil
+import stat
+import zipfile
+import zlib
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from offbeat.contracts.weights import FILE_BYTES_MAX, FileName
+from offbeat.errors import IntegrityError
+
+ARCHIVE_BYTES_MAX = FILE_BYTES_MAX + 2**20
+"""The weights and, beside them, a configuration."""
+ARCHIVE_FILES_MAX = 16
+
+_FILE_NAME = TypeAdapter(FileName)
+
+
+def unpack(archive: Path, folder: Path, scratch: Path) -> None:
+    """Put the archive's files into the folder, none of them before all are read and checked.
+
+    `scratch` is an empty folder on the same file system. Raises `IntegrityError`.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = opened.infolist()
+            _check(members)
+            for member in members:
+                with opened.open(member) as source, (scratch / member.filename).open("wb") as file:
+                    shutil.copyfileobj(source, file)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
+        raise IntegrityError(f"the adapter is not a whole zip: {error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for member in members:
+        os.replace(scratch / member.filename, folder / member.filename)
+
+
+def _check(members: list[zipfile.ZipInfo]) -> None:
+    """Refuse what could write outside the folder or fill the disk. zipfile reads no more of a
+    member than the size it declares."""
+    if len(members) > ARCHIVE_FILES_MAX:
+        raise IntegrityError(f"the adapter has more than {ARCHIVE_FILES_MAX} files")
+    if len({member.filename for member in members}) < len(members):
+        raise IntegrityError("the adapter has two files of one name")
+    if sum(member.file_size for member in members) > ARCHIVE_BYTES_MAX:
+        raise IntegrityError(f"the adapter is larger than {ARCHIVE_BYTES_MAX} bytes")
+    for member in members:
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise IntegrityError(f"the adapter has a link in it: {member.filename!r}")
+        try:
+            _FILE_NAME.validate_python(member.filename)
+        except ValidationError:
+            raise IntegrityError(f"the adapter has a bad file name: {member.filename!r}") from None

@@ -1,0 +1,12 @@
+"""Rows that the spec itself carries."""
+
+from collections.abc import Iterator
+
+from offbeat.contracts.run_spec import InlineData
+from offbeat.data.rows import SourceRow, checked_row
+
+
+def inline_rows(section: InlineData) -> Iterator[SourceRow]:
+    """The rows of `data.rows`, in order."""
+    for index, values in enumerate(section.rows):
+        yield checked_row(index=index, values=values, prompt_field=section.prompt_field)

@@ -1,0 +1,114 @@
+"""The `prepare` job: from the spec's data to the two prompt tables, every row checked.
+
+It is the first job of a run, so whatever is wrong with model, data or rewards fails the run here,
+with the row number, before any other work.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from offbeat import keys
+from offbeat.contracts.jobs import PrepareOutput
+from offbeat.contracts.run_spec import RewardSection
+from offbeat.data.prompts import build_prompts
+from offbeat.data.rows import SourceRow
+from offbeat.data.sources import source_rows
+from offbeat.errors import InvalidDataError, InvalidRequestError, PermanentJobError
+from offbeat.models import load_tokenizer, resolve_model
+from offbeat.objects import S3ObjectStore
+from offbeat.rewards.registry import missing_column
+from offbeat.rewards.scorer import RewardScorer
+from offbeat.tables import encode_prompts
+from offbeat.worker import JobContext
+
+log = structlog.get_logger(__name__)
+
+ROWS_PER_CHECK = 2000
+"""Rows between two looks at the lease: some tenths of a second."""
+
+
+def prepare(
+    context: JobContext, *, store: S3ObjectStore, models_dir: Path, scorer: RewardScorer
+) -> PrepareOutput:
+    """Write the prompts of the run; the output names them.
+
+    Raises `InvalidRequestError` or `PermanentJobError` for what the user must mend.
+    """
+    lease, spec = context.lease, context.lease.spec
+    folder = resolve_model(spec.model, models_dir, store)
+    tokens_max = max_prompt_tokens(folder, spec.rollout.max_new_tokens)
+    tokenizer = load_tokenizer(folder, spec.model.chat_template)
+    check_rewards(scorer, spec.rewards)
+    train, evaluation = build_prompts(
+        spec.data,
+        with_reward_columns(spec.rewards, source_rows(spec.data, store)),
+        tokenizer,
+        tokens_max,
+        on_row=_RowWatch(context).see,
+    )
+    prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "train")
+    store.put(prompts_key, encode_prompts(train))
+    eval_prompts_key = None
+    if evaluation:
+        eval_prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "eval")
+        store.put(eval_prompts_key, encode_prompts(evaluation))
+    log.info("Wrote the prompts.", prompts=len(train), eval_prompts=len(evaluation))
+    return PrepareOutput(
+        prompts_key=prompts_key,
+        num_prompts=len(train),
+        eval_prompts_key=eval_prompts_key,
+        num_eval_prompts=len(evaluation),
+    )
+
+
+def max_prompt_tokens(folder: Path, max_new_tokens: int) -> int | None:
+    """The tokens that a prompt may have so that its completion fits too; None: no limit known."""
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    if positions is None:
+        return None
+    if max_new_tokens >= positions:
+        raise InvalidRequestError(
+            f"rollout.max_new_tokens ({max_new_tokens}) leaves no room for a prompt: the model has "
+            f"{positions} positions"
+        )
+    return positions - max_new_tokens
+
+
+def check_rewards(scorer: RewardScorer, parts: Sequence[RewardSection]) -> None:
+    """Raise for parts that cannot score anything: a wrong path, a regex that is none."""
+    failures = scorer.check(parts)
+    if failures:
+        reasons = "; ".join(f"reward {failure.part!r}: {failure.message}" for failure in failures)
+        raise PermanentJobError(reasons)
+
+
+def with_reward_columns(
+    parts: Sequence[RewardSection], rows: Iterable[SourceRow]
+) -> Iterator[SourceRow]:
+    """The rows, until one lacks what a part scores by."""
+    for row in rows:
+        for part in parts:
+            lack = missing_column(part, row.columns)
+            if lack:
+                raise InvalidDataError(f"{row.place}: reward {part.label!r} finds {lack}")
+        yield row
+
+
+class _RowWatch:
+    """Looks at the lease and logs the progress once in `ROWS_PER_CHECK` rows."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._rows = 0
+
+    def see(self) -> None:
+        """Count one row that was read or rendered."""
+        self._rows += 1
+        if self._rows % ROWS_PER_CHECK == 0:
+            self._context.check()
+            log.info("Preparing the prompts.", rows=self._rows)

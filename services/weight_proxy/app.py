@@ -1,0 +1,205 @@
+"""The HTTP side of the weight-proxy: publish, watch and pull policy versions.
+
+A publish is checked against the objects in the store, then one insert decides. Readers learn of a
+version from the table alone, never by listing the store, and get its files from the local cache.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from io import BufferedReader
+from typing import Annotated, Literal
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+from pydantic import SecretStr
+from starlette.types import Message, Receive, Scope, Send
+
+from offbeat.contracts.runs import Page
+from offbeat.contracts.weights import Manifest, PublishedVersion
+from offbeat.errors import NotFoundError
+from offbeat.web import BodyLimit, install_errors, request_id, require_token
+from services.weight_proxy.proxy import WeightProxy
+
+MANIFEST_BYTES_MAX = 2**20
+WAIT_S_MAX = 60
+"""Longer than many load balancers keep a silent connection; a reader simply asks again."""
+PAGE_ROWS_MAX = 200
+VERSION_MAX = 2**31 - 1
+"""The largest INTEGER of PostgreSQL."""
+
+
+def create_app(proxy: WeightProxy, worker_token: SecretStr | None) -> FastAPI:
+    """The application over its parts; without a token, whoever can connect may use it."""
+    app = FastAPI(title="Offbeat weight-proxy", lifespan=_lifespan)
+    app.state.proxy = proxy
+    app.state.worker_token = worker_token
+    install_errors(app)
+    app.add_middleware(BodyLimit, bytes_max=MANIFEST_BYTES_MAX)
+    app.middleware("http")(request_id)
+    app.include_router(versions)
+    app.include_router(health)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    proxy: WeightProxy = app.state.proxy
+    watching = asyncio.create_task(proxy.waiters.watch())
+    yield
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    proxy.registry.close()
+
+
+def _check_token(request: Request) -> None:
+    require_token(request, request.app.state.worker_token)
+
+
+def _proxy(request: Request) -> WeightProxy:
+    return request.app.state.proxy
+
+
+versions = APIRouter(prefix="/v1/runs/{run_id}/weights", dependencies=[Depends(_check_token)])
+health = APIRouter()
+
+Proxy = Annotated[WeightProxy, Depends(_proxy)]
+RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Version = Annotated[int, Path(ge=0, le=VERSION_MAX)]
+After = Annotated[int, Query(ge=-1, le=VERSION_MAX)]
+
+
+@versions.put("/{version}", response_model=PublishedVersion, status_code=201)
+async def publish(run_id: RunId, version: Version, manifest: Manifest, proxy: Proxy) -> Response:
+    """Make a version visible: 201 the first time, 200 on a repeat, 409 if another one won."""
+    published, is_new = await proxy.publish(run_id, version, manifest)
+    return _json(published, status_code=201 if is_new else 200)
+
+
+@versions.get("/latest", response_model=PublishedVersion)
+async def latest(
+    request: Request,
+    run_id: RunId,
+    proxy: Proxy,
+    after: After | None = None,
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0,
+) -> Response:
+    """The newest version; with `after`, wait for one above it (-1: for the first)."""
+    if after is None:
+        published = await to_thread.run_sync(proxy.registry.latest, run_id)
+        if published is None:
+            raise NotFoundError(f"run {run_id!r} has no version yet: wait with `?after=-1`")
+    else:
+        published = await proxy.waiters.wait(run_id, after, wait_s)
+        if published is None:
+            return Response(status_code=304)
+    manifest = published.manifest
+    headers = {
+        "etag": f'"{manifest.version}-{manifest.adapter_sha256}"',
+        "cache-control": "no-cache",
+    }
+    if _is_known(request, headers["etag"]):
+        return Response(status_code=304, headers=headers)
+    return _json(published, headers=headers)
+
+
+@versions.get("")
+def versions_of_run(
+    run_id: RunId,
+    proxy: Proxy,
+    after: After = -1,
+    limit: Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX)] = 50,
+) -> Page[PublishedVersion]:
+    """The versions of a run above `after`, oldest first."""
+    return proxy.registry.page(run_id, after, limit)
+
+
+@versions.get("/{version}")
+def one_version(run_id: RunId, version: Version, proxy: Proxy) -> PublishedVersion:
+    """One version."""
+    return proxy.published(run_id, version)
+
+
+@versions.get("/{version}/files/{name}")
+async def file_of_version(
+    request: Request, run_id: RunId, version: Version, name: str, proxy: Proxy
+) -> Response:
+    """The bytes of one file, whole or in ranges."""
+    published = await to_thread.run_sync(proxy.published, run_id, version)
+    file, opened = await proxy.open_file(published.manifest, name)
+    etag = f'"{file.sha256}"'
+    if _is_known(request, etag):
+        opened.close()
+        return Response(status_code=304, headers={"etag": etag})
+    return OpenFileResponse(opened, etag, proxy.metrics.served_bytes)
+
+
+@health.get("/healthz")
+async def healthz() -> dict[str, Literal["ok"]]:
+    """The process is alive."""
+    return {"status": "ok"}
+
+
+@health.get("/readyz")
+def readyz(proxy: Proxy) -> dict[str, Literal["ok"]]:
+    """The database and the store answer; 503 otherwise."""
+    proxy.registry.ping()
+    proxy.store.ping()
+    return {"status": "ok"}
+
+
+@health.get("/metrics")
+def metrics(proxy: Proxy) -> Response:
+    """Prometheus."""
+    return Response(generate_latest(proxy.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class OpenFileResponse(FileResponse):
+    """Serves a file that is open already, so that eviction cannot pull it away, and closes it.
+
+    `/dev/fd` opens the same inode anew, with an offset of its own, even after it was unlinked.
+    """
+
+    chunk_size = 256 * 2**10
+    """Each chunk is a trip through a thread: four times starlette's 64 KiB serves faster."""
+
+    def __init__(self, opened: BufferedReader, etag: str, served_bytes: Counter) -> None:
+        super().__init__(
+            f"/dev/fd/{opened.fileno()}",
+            headers={"etag": etag, "cache-control": "private, max-age=31536000, immutable"},
+            media_type="application/octet-stream",
+            stat_result=os.fstat(opened.fileno()),
+        )
+        self._opened = opened
+        self._served_bytes = served_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file or the ranges asked for, and count the bytes."""
+
+        async def counted(message: Message) -> None:
+            await send(message)
+            self._served_bytes.inc(len(message.get("body", b"")))
+
+        with self._opened:
+            await super().__call__(scope, receive, counted)
+
+
+def _json(
+    published: PublishedVersion, *, status_code: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(
+        published.model_dump_json(),
+        status_code=status_code,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+def _is_known(request: Request, etag: str) -> bool:
+    """Whether `If-None-Match` lists the tag (RFC 9110, 13.1.2: the comparison is weak)."""
+    given = request.headers.get("if-none-match", "")
+    return etag in {tag.strip().removeprefix("W/") for tag in given.split(",")}

@@ -1,0 +1,161 @@
+"""The whole product as processes: submit with the CLI, harm it, restart it, read the results."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from offbeat.client import OffbeatClient
+from offbeat.contracts.runs import RunStatus, RunView
+from offbeat.objects import S3ObjectStore
+from scripts.parts import program
+from scripts.stack import Stack, StackError, StackOptions, running_stack
+from tests.specs import spec_dict
+
+pytestmark = pytest.mark.system
+
+RUN_TIMEOUT_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = StackOptions(data_dir=tmp_path_factory.mktemp("stack"), generators=2)
+    with running_stack(options, io.StringIO()) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[OffbeatClient]:
+    with OffbeatClient(stack.addresses.orchestrator) as client:
+        yield client
+
+
+def tiny_spec(model: Path, **changes: Any) -> dict[str, Any]:
+    sections: dict[str, Any] = {
+        "model": {"id": str(model)},
+        "rollout": {"group_size": 4, "groups_per_step": 2, "max_new_tokens": 6},
+        "rewards": [{"type": "regex", "pattern": "[a-m]"}],
+        "train": {"steps": 4},
+    }
+    return spec_dict(**{**sections, **changes})
+
+
+def cli(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program("offbeat"), *arguments, "--url", stack.addresses.orchestrator],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+
+
+def wait_for_step(client: OffbeatClient, run_id: str, step: int) -> RunView:
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    while True:
+        run = client.run(run_id)
+        if run.progress.step >= step:
+            return run
+        assert not run.status.is_final, run.status_reason
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_from_the_command_line_to_the_adapter(
+    stack: Stack, client: OffbeatClient, tiny_model: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "run.yaml"
+    evaluated = {"data": {"eval_size": 2}, "eval": {"every_steps": 2}}
+    spec.write_text(yaml.safe_dump(tiny_spec(tiny_model, **evaluated)))
+    watched = cli(stack, "submit", str(spec), "--watch")
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    (run,) = json.loads(cli(stack, "list", "--json").stdout)["data"]
+    assert (run["status"], run["progress"]["version"]) == ("succeeded", 4)
+    series = client.metrics(run["id"]).series
+    assert [point.step for point in series["reward"]] == [1, 2, 3, 4]
+    assert [point.step for point in series["eval/reward"]] == [0, 2, 4]
+    downloaded = cli(stack, "adapter", run["id"], "-o", str(tmp_path / "adapter"))
+    assert downloaded.returncode == 0, downloaded.stderr
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any(tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
+
+
+def test_rollouts_are_what_was_sampled_and_open_in_polars(
+    stack: Stack, client: OffbeatClient, tiny_model: Path
+) -> None:
+    run_id = client.submit(tiny_spec(tiny_model, train={"steps": 1})).id
+    assert client.wait(run_id, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
+    store = S3ObjectStore.connect(stack.object_store)
+    (key, *_) = store.list(f"runs/{run_id}/rollouts/")
+    table = polars.read_parquet(store.get(key))
+    assert table["completion_ids"].list.len().to_list() == table["logprobs"].list.len().to_list()
+    shown = client.rollouts(run_id, step=1).data
+    assert len(shown) == 8
+    assert {view.trained_step for view in shown} == {1}
+
+
+@pytest.mark.parametrize("victim", ["trainer-1", "generator-1", "orchestrator", "weight_proxy"])
+def test_killing_one_process_only_costs_time(
+    stack: Stack, client: OffbeatClient, tiny_model: Path, victim: str
+) -> None:
+    """Invariant 4, for one process of each role."""
+    run_id = client.submit(tiny_spec(tiny_model, train={"steps": 6})).id
+    wait_for_step(client, run_id, 2)
+    stack.process(victim).send_signal(signal.SIGKILL)
+    stack.process(victim).wait()
+    stack.restart(victim)
+    assert client.wait(run_id, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
+    checkpoints = client.checkpoints(run_id)
+    assert [checkpoint.version for checkpoint in checkpoints] == list(range(7))
+
+
+def test_a_stack_goes_on_where_it_stopped(tiny_model: Path, tmp_path: Path) -> None:
+    options = StackOptions(data_dir=tmp_path / "data")
+    with running_stack(options, io.StringIO()) as first:
+        with (
+            pytest.raises(StackError, match="already running"),
+            running_stack(options, io.StringIO()),
+        ):
+            raise AssertionError("a second stack on the same folder was started")
+        with OffbeatClient(first.addresses.orchestrator) as client:
+            run_id = client.submit(tiny_spec(tiny_model, train={"steps": 8})).id
+            wait_for_step(client, run_id, 1)
+    with (
+        running_stack(options, io.StringIO()) as second,
+        OffbeatClient(second.addresses.orchestrator) as client,
+    ):
+        ended = client.wait(run_id, timeout_s=RUN_TIMEOUT_S)
+        assert (ended.status, ended.progress.step) == (RunStatus.SUCCEEDED, 8)
+
+
+def test_a_process_that_ends_takes_the_stack_with_it(tmp_path: Path) -> None:
+    """`make up` on one machine: the first exit ends the tree, with the last log lines."""
+    command = [sys.executable, "-m", "scripts.stack", "--data-dir", str(tmp_path)]
+    command += ["--generators", "0", "--trainers", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Ctrl-C" in line:
+            break
+    (victim,) = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "services.weight_proxy"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    subprocess.run(["kill", "-9", victim], check=True)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "weight_proxy ended with exit code -9. The last lines of" in errors
+    left = subprocess.run(["pgrep", "-P", str(process.pid)], check=False, capture_output=True)
+    assert left.stdout == b""

@@ -1,0 +1,149 @@
+"""A trainer on the tiny model, with a real store and a real weight-proxy, driven job by job."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from offbeat import keys
+from offbeat.contracts.jobs import InitInput, JobInput, Lease, ReadyGroup, TrainInput
+from offbeat.contracts.rollouts import Rollout
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.weights import Manifest
+from offbeat.objects import S3ObjectStore
+from offbeat.tables import PromptRow, encode_prompts, encode_rollouts
+from offbeat.worker import JobContext
+from offbeat.worker_api import WeightProxyClient
+from services.trainer.memory import Memory
+from services.trainer.rollouts import published_hashes
+from services.trainer.run import Trainer, init, train
+
+PROMPT_IDS = (5, 6, 7, 8)
+
+
+def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> Trainer:
+    """A trainer process that has just started: nothing is in its memory."""
+    return Trainer(
+        store=store,
+        proxy=proxy,
+        published_hash=published_hashes(proxy),
+        memory=Memory(lambda _: model, torch.device("cpu")),
+    )
+
+
+def lease_of(
+    run_id: str, spec: RunSpec, job: JobInput, job_id: str = "job", attempt: int = 1
+) -> Lease:
+    """The lease of a job."""
+    return Lease(
+        job_id=job_id,
+        attempt=attempt,
+        run_id=run_id,
+        run_name="test",
+        spec=spec,
+        input=job,
+        expires_at=datetime(2030, 1, 1, tzinfo=UTC),
+        heartbeat_interval_s=5.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a test says of one sample."""
+
+    ids: tuple[int, ...]
+    reward: float | None
+    logprobs: tuple[float, ...] | None = None
+    """-1 for every token where none are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: its spec, and where its objects and versions are."""
+
+    run_id: str
+    spec: RunSpec
+    store: S3ObjectStore
+    proxy: WeightProxyClient
+
+    def init(self, trainer: Trainer, job_id: str = "init") -> Manifest:
+        """Publish version 0."""
+        key = keys.prompts(self.run_id, "prepare", 1, "train")
+        row = PromptRow(prompt_id="train-0", prompt="x", prompt_ids=PROMPT_IDS, columns={})
+        self.store.put(key, encode_prompts([row]))
+        job = InitInput(prompts_key=key)
+        return init(JobContext(lease_of(self.run_id, self.spec, job, job_id)), trainer).manifest
+
+    def train(
+        self,
+        trainer: Trainer,
+        base_version: int,
+        groups: Sequence[ReadyGroup],
+        *,
+        job_id: str | None = None,
+        attempt: int = 1,
+    ) -> Manifest:
+        """Publish the next version."""
+        return train(
+            JobContext(self.train_lease(base_version, groups, job_id, attempt)), trainer
+        ).manifest
+
+    def train_lease(
+        self,
+        base_version: int,
+        groups: Sequence[ReadyGroup],
+        job_id: str | None = None,
+        attempt: int = 1,
+    ) -> Lease:
+        """The lease of a train job."""
+        job = TrainInput(base_version=base_version, groups=tuple(groups))
+        return lease_of(self.run_id, self.spec, job, job_id or f"train-{base_version}", attempt)
+
+    def put_groups(
+        self,
+        manifest: Manifest,
+        groups: Sequence[Sequence[Sample]],
+        *,
+        name: str = "generate",
+        adapter_sha256: str | None = None,
+        prompt_ids: tuple[int, ...] = PROMPT_IDS,
+    ) -> tuple[ReadyGroup, ...]:
+        """Store groups as a generator that served the manifest's version would: one object."""
+        sha256 = adapter_sha256 or manifest.adapter_sha256
+        key = keys.rollouts(self.run_id, name, 1)
+        rows = [
+            Rollout(
+                run_id=self.run_id,
+                job_id=name,
+                group_id=f"{name}-{index}",
+                prompt_id=f"train-{index}",
+                sample=place,
+                policy_version=manifest.version,
+                adapter_sha256=sha256,
+                prompt_ids=prompt_ids,
+                completion_ids=sample.ids,
+                logprobs=sample.logprobs or (-1.0,) * len(sample.ids),
+                finish_reason="stop",
+                prompt="x",
+                completion="y",
+                reward=sample.reward,
+                rewards={"exact_match": sample.reward},
+                generator_id="test",
+                engine="test",
+                sampled_at=datetime(2026, 1, 1, tzinfo=UTC),
+            )
+            for index, group in enumerate(groups)
+            for place, sample in enumerate(group)
+        ]
+        self.store.put(key, encode_rollouts(rows, ["exact_match"]))
+        return tuple(
+            ReadyGroup(
+                group_id=f"{name}-{index}",
+                rollouts_key=key,
+                policy_version=manifest.version,
+                adapter_sha256=sha256,
+            )
+            for index in range(len(groups))
+        )
