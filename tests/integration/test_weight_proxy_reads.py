@@ -154,7 +154,9 @@ def test_files_are_served_byte_for_byte(
     for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG, TRAINER_STATE):
         with proxy.client.stream_file(run_id, 0, name) as chunks:
             assert b"".join(chunks) == files[name]
-    assert proxy.metric("served_bytes_total") - before == sum(map(len, files.values()))
+    # Bytes are counted when they are sent, which the reader may see a moment earlier.
+    served = sum(map(len, files.values()))
+    wait_until(lambda: proxy.metric("served_bytes_total") - before == served)
     url = f"{weights_url(proxy, run_id)}/0/files/{ADAPTER_WEIGHTS}"
     answer = httpx.get(url)
     assert answer.headers["etag"] == f'"{manifest.adapter_sha256}"'
