@@ -3,7 +3,7 @@ hand."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
@@ -127,7 +127,8 @@ class Hand:
     orchestrator: Orchestrator
     pool: str = "default"
     worker_id: str = "hand"
-    leased: list[Lease] = field(default_factory=list)
+    reward_std: float = 0.5
+    """Of every group that it generates."""
 
     def report(self, role: WorkerRole, worker_id: str | None = None) -> None:
         """Say that a worker is there."""
@@ -162,13 +163,11 @@ class Hand:
         if message is None:
             return None
         request = LeaseRequest(attempt=message.attempt, worker_id=self.worker_id)
-        lease = self.orchestrator.worker.lease(message.job_id, request)
-        self.leased.append(lease)
-        return lease
+        return self.orchestrator.worker.lease(message.job_id, request)
 
     def complete(self, lease: Lease) -> JobOutput:
         """Complete a job with a plausible result."""
-        output = plausible_output(lease)
+        output = plausible_output(lease, self.reward_std)
         request = CompleteRequest(attempt=lease.attempt, worker_id=self.worker_id, output=output)
         self.orchestrator.worker.complete(lease.job_id, request)
         return output
@@ -188,7 +187,7 @@ class Hand:
         return lease
 
 
-def plausible_output(lease: Lease) -> JobOutput:
+def plausible_output(lease: Lease, reward_std: float = 0.5) -> JobOutput:
     """What a real worker might answer."""
     run, job = lease.run_id, lease.job_id
     match lease.input:
@@ -220,7 +219,7 @@ def plausible_output(lease: Lease) -> JobOutput:
                         num_samples=2,
                         num_tokens=6,
                         reward_mean=0.5,
-                        reward_std=0.5,
+                        reward_std=reward_std,
                     )
                     for group in groups
                 ),

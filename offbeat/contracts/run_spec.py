@@ -207,6 +207,11 @@ class RolloutSection(Contract):
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 samples from the whole vocabulary."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=16)] = ()
+    dynamic_sampling: bool = False
+    """DAPO: groups whose rewards are all equal are replaced by fresh ones before the step."""
+    oversampling_max: Annotated[float, Field(ge=1, le=100)] = 3.0
+    """With `dynamic_sampling`: groups generated for a step, at most, as a multiple of
+    `groups_per_step`; then the step takes what there is, and an event says so."""
 
     @property
     def samples_per_step(self) -> int:
@@ -218,23 +223,40 @@ class TrainSection(Contract):
     """The optimizer step."""
 
     steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
-    advantage: Literal["group_mean", "group_mean_std", "batch_std"] = "group_mean"
+    loss: Literal["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo", "sapo", "dppo"] = "dapo"
+    advantage: Literal["group_mean", "group_mean_std", "batch_std", "leave_one_out"] = "group_mean"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     epsilon_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     epsilon_high: Annotated[float, Field(gt=0, le=10)] = 0.28
+    """The ratio is held within [1 - epsilon_low, 1 + epsilon_high]; `cispo` has the upper bound
+    only, `sapo` and `dppo` have bounds of their own, `gspo` was published with 3e-4 and 4e-4."""
     beta: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Weight of the k3 divergence from the base model; 0 computes no reference."""
-    correction: Literal["none", "tis"] = "tis"
+    correction: Literal["none", "tis", "tis_sequence", "mis"] = "tis"
     correction_cap: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """Bound of the importance weight; `mis` rejects a token below its inverse too."""
+    off_policy_mask: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Leaves out a sequence with a negative advantage that the policy has moved away from by more
+    than this mean log-probability."""
+    overlong_cache: Annotated[int, Field(ge=0)] = 0
+    """Tokens before `max_new_tokens` over which the reward falls by up to 1."""
     token_budget: Annotated[int, Field(ge=64)] | Literal["auto"] = "auto"
     """Tokens forwarded at once."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _loss_and_correction_agree(self) -> Self:
+        if self.loss == "dppo" and self.correction != "none":
+            raise ValueError(
+                'loss = "dppo" takes its ratio against the policy that sampled, which needs '
+                'correction = "none"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
@@ -302,6 +324,11 @@ class RunSpec(Contract):
             raise ValueError(f"rewards {twice} share a name: give each [[rewards]] its own `name`")
         if self.eval.every_steps and not self.data.eval_size:
             raise ValueError("eval.every_steps needs held-out prompts: set data.eval_size")
+        if self.train.overlong_cache > self.rollout.max_new_tokens:
+            raise ValueError(
+                f"train.overlong_cache ({self.train.overlong_cache}) must not exceed "
+                f"rollout.max_new_tokens ({self.rollout.max_new_tokens})"
+            )
         return self
 
     @property

@@ -14,11 +14,13 @@ from offbeat.contracts.jobs import (
     TrainInput,
 )
 from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import EventLevel
 from services.orchestrator.admission import group_seed, prompt_row
 from services.orchestrator.groups import drop_groups, find_groups, group_id
 from services.orchestrator.jobs import add_job
 from services.orchestrator.lifecycle import end_run
 from services.orchestrator.runs import (
+    ZERO_VARIANCE,
     Command,
     Drop,
     End,
@@ -30,6 +32,7 @@ from services.orchestrator.runs import (
     Train,
 )
 from services.orchestrator.schema import GroupRow, RunRow
+from services.orchestrator.store import add_event
 
 
 def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, now: float) -> None:
@@ -49,6 +52,7 @@ def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, no
         case Train():
             _add_train(session, run, spec, command, now)
         case Drop(indexes=indexes, reason=reason):
+            run.refilled += len(indexes) if reason == ZERO_VARIANCE else 0
             drop_groups(session, run.id, _by_index(session, run.id, indexes), reason, now)
         case End(action=action, reason=reason):
             end_run(session, run, action, reason, now)
@@ -100,6 +104,18 @@ def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now
     for group in groups:
         group.status = GroupStatus.TRAINING
         group.train_job_id = job_id
+    flat = [group_id(group.index) for group in groups if not group.reward_std]
+    if spec.rollout.dynamic_sampling and flat:
+        add_event(
+            session,
+            run.id,
+            now,
+            "dynamic_sampling_gave_up",
+            f"{len(flat)} group(s) without variance are trained on: "
+            f"rollout.oversampling_max ({spec.rollout.oversampling_max:g}) is reached.",
+            level=EventLevel.WARNING,
+            data={"group_ids": flat},
+        )
 
 
 def _ready_group(group: GroupRow) -> ReadyGroup:

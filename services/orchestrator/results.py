@@ -67,7 +67,16 @@ def _apply_version(
             group.trained_step = manifest.version
     refused = [group for group in groups if group.index in dropped]
     drop_groups(session, run.id, refused, "unknown_policy", now)
-    metrics = {**manifest.metrics, **_generation_metrics(session, groups)} if groups else {}
+    if groups:
+        oversampling = (len(groups) + run.refilled) / len(groups)
+        metrics = {
+            **manifest.metrics,
+            **_generation_metrics(session, groups),
+            "rollout/oversampling": oversampling,
+        }
+    else:
+        metrics = {}
+    run.refilled = 0
     add_metrics(session, run.id, manifest.version, metrics)
     add_event(
         session,

@@ -23,6 +23,10 @@ GENERATION_FAILURES_MAX = 5
 """Generate jobs in a row without a result after which a run is not worth going on with."""
 
 
+ZERO_VARIANCE = "zero_variance"
+"""The reason with which dynamic sampling drops a group."""
+
+
 class GroupStatus(StrEnum):
     """`generating -> ready -> training -> trained`, or `dropped` with a reason at any point."""
 
@@ -89,6 +93,8 @@ class Group:
 
     index: int
     policy_version: int
+    has_signal: bool = True
+    """Whether its rewards differ; a group without has no advantage and no gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,8 @@ class RunState:
     """Groups in the open train job."""
     ready: Sequence[Group] = ()
     """Generated groups in order of their index."""
+    refilled: int = 0
+    """Groups that dynamic sampling has replaced since the newest version."""
     generation_failures: int = 0
     generators: int = 1
     """Generators alive in the run's pool."""
@@ -186,10 +194,12 @@ def next_commands(run: RunState) -> list[Command]:
     if _is_finished(run, run.version):
         return [End(action=RunAction.SUCCEED, reason=f"all {run.spec.train.steps} steps are done")]
     stale, fresh = _split_stale(run, run.version)
+    flat, fresh = _split_flat(run, fresh)
     train = _train(run, run.version, fresh)
     return [
         *_evaluate(run, run.version),
         *([Drop(indexes=stale, reason="stale")] if stale else []),
+        *([Drop(indexes=flat, reason=ZERO_VARIANCE)] if flat else []),
         *train,
         *_generate(run, run.version, waiting=run.training + len(fresh), idle=not train),
     ]
@@ -230,6 +240,19 @@ def _split_stale(run: RunState, version: int) -> tuple[tuple[int, ...], list[Gro
     oldest = version - run.spec.staleness.max_versions
     stale = tuple(group.index for group in run.ready if group.policy_version < oldest)
     return stale, [group for group in run.ready if group.policy_version >= oldest]
+
+
+def _split_flat(run: RunState, fresh: list[Group]) -> tuple[tuple[int, ...], list[Group]]:
+    """Groups to replace because their rewards are all equal, and the rest (DAPO, arXiv 2503.14476).
+
+    The replacements of one step are bounded; past the bound the groups are kept.
+    """
+    rollout = run.spec.rollout
+    if not rollout.dynamic_sampling:
+        return (), fresh
+    allowed = int((rollout.oversampling_max - 1) * rollout.groups_per_step) - run.refilled
+    flat = tuple(group.index for group in fresh if not group.has_signal)[: max(0, allowed)]
+    return flat, [group for group in fresh if group.index not in flat]
 
 
 def _train(run: RunState, version: int, fresh: Sequence[Group]) -> list[Train]:

@@ -53,6 +53,8 @@ class RunRow(Base):
     """The newest published version."""
     next_group: Mapped[int] = mapped_column(Integer, default=0)
     """Index of the next group to generate: the cursor in the order of prompts."""
+    refilled: Mapped[int] = mapped_column(Integer, default=0)
+    """Groups that dynamic sampling has replaced since the newest version."""
     generation_failures: Mapped[int] = mapped_column(Integer, default=0)
     """Generate jobs that ended without a result since the last one that had one."""
 

@@ -46,7 +46,8 @@ def load_state(session: Session, run: RunRow, now: float) -> RunState:
         evaluated=frozenset(_evaluated_version(body) for body in evaluations),
         generating=groups.get(GroupStatus.GENERATING, 0),
         training=groups.get(GroupStatus.TRAINING, 0),
-        ready=[Group(index=g.index, policy_version=g.policy_version or 0) for g in ready],
+        ready=[_waiting_group(row) for row in ready],
+        refilled=run.refilled,
         generation_failures=run.generation_failures,
         generators=alive_workers(session, now).get((WorkerRole.GENERATOR, spec.pool), 0),
         runtime_s=now - (run.active_since or now),
@@ -68,3 +69,10 @@ def _evaluated_version(body: str) -> int:
     job = INPUT.validate_json(body)
     assert isinstance(job, EvaluateInput)
     return job.version
+
+
+def _waiting_group(row: GroupRow) -> Group:
+    assert row.policy_version is not None, "a ready group says what made it"
+    return Group(
+        index=row.index, policy_version=row.policy_version, has_signal=bool(row.reward_std)
+    )

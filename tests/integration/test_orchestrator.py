@@ -471,6 +471,26 @@ def test_a_limit_on_worker_time_ends_the_run(
         assert {job.kind for job in session.query(JobRow)} == {"prepare"}
 
 
+def test_dynamic_sampling_says_when_it_gives_up(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    rollout = {"dynamic_sampling": True, "oversampling_max": 1.5}
+    run_id = submit(http, rollout=rollout, staleness={"max_versions": 0}, train={"steps": 1})
+    hand = Hand(orchestrator, reward_std=0.0)
+    set_up(hand)
+    for _ in range(2):
+        hand.work(GENERATOR)
+    train = hand.work(TRAINER)
+    assert train is not None
+    assert train.input.kind == "train"
+    assert [group.group_id for group in train.input.groups] == ["g000001", "g000002"]
+    wait_until(lambda: status(http, run_id) == "succeeded")
+    told = [e["data"] for e in events(http, run_id) if e["kind"] == "dynamic_sampling_gave_up"]
+    assert told == [{"group_ids": ["g000001", "g000002"]}]
+    series = http.get(f"/v1/runs/{run_id}/metrics").json()["series"]
+    assert series["rollout/oversampling"] == [{"step": 1, "value": 1.5}]
+
+
 def test_the_schema_is_what_the_migrations_make(orchestrator: Orchestrator) -> None:
     with orchestrator.store.engine.connect() as connection:
         context = MigrationContext.configure(connection)

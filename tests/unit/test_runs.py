@@ -109,6 +109,31 @@ def test_what_was_dropped_is_generated_again() -> None:
     ]
 
 
+def flat_groups(*signals: bool) -> tuple[Group, ...]:
+    return tuple(Group(index=i, policy_version=0, has_signal=s) for i, s in enumerate(signals))
+
+
+def test_dynamic_sampling_replaces_groups_without_variance_up_to_its_cap() -> None:
+    """S13: refilled until the step is full of signal, or three times its groups were made."""
+    dynamic = spec(
+        rollout={**STEP, "dynamic_sampling": True},
+        train={"steps": 4},
+        staleness={"max_versions": 0},
+    )
+    state = replace(running(ready=flat_groups(True, False)), spec=dynamic)
+    assert next_commands(state) == [
+        Drop(indexes=(1,), reason="zero_variance"),
+        Generate(num_groups=1, min_version=0),
+    ]
+    state = replace(state, ready=flat_groups(False, False), refilled=3)
+    assert next_commands(state) == [
+        Drop(indexes=(0,), reason="zero_variance"),
+        Generate(num_groups=1, min_version=0),
+    ]
+    state = replace(state, ready=flat_groups(False, False), refilled=4)
+    assert next_commands(state) == [Train(base_version=0, indexes=(0, 1))]
+
+
 def test_a_run_ends_after_its_last_step_and_evaluation() -> None:
     end = End(action=RunAction.SUCCEED, reason="all 4 steps are done")
     assert next_commands(running(version=4)) == [end]

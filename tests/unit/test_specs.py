@@ -139,7 +139,7 @@ def test_wrong_types_are_told_in_plain_words() -> None:
         "rewards: must be a list, not a section",
         "rollout: must be a section, not a list",
         'train.steps: must be a whole number, not "3"',
-        'train.loss: "dapoo" is not one of grpo, dapo, dr_grpo; did you mean dapo?',
+        'train.loss: "dapoo" is not one of grpo, dapo, bnpo, dr_grpo, cispo, gspo, sapo, dppo; did you mean dapo?',
         "train.learning_rate: must be a number, not true",
         'train.token_budget: must be a whole number or "auto", not "atuo"',
         'train.gradient_checkpointing: must be true or false or "auto", not 1',

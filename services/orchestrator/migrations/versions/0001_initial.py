@@ -42,6 +42,7 @@ def upgrade() -> None:
         sa.Column("eval_prompts_key", sa.String(length=256), nullable=True),
         sa.Column("version", sa.Integer(), nullable=True),
         sa.Column("next_group", sa.Integer(), nullable=False),
+        sa.Column("refilled", sa.Integer(), nullable=False),
         sa.Column("generation_failures", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("id"),
