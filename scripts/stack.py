@@ -153,6 +153,8 @@ class Stack:
         # Two processes that each use all cores lose more than they gain.
         limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         own = {
+            # Some tasks of reasoning-gym walk over sets: one order for all generators.
+            "PYTHONHASHSEED": "0",
             "OFFBEAT_WORKER_ID": name,
             "OFFBEAT_DATA_DIR": str(self.options.data_dir / name),
             "OFFBEAT_MODEL_CACHE_DIR": str(self.options.data_dir / "models"),

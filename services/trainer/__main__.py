@@ -1,0 +1,80 @@
+"""`python -m services.trainer`: the composition root."""
+
+import os
+
+import structlog
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from offbeat.contracts.jobs import JobKind, WorkerRole
+from offbeat.logs import configure_logs
+from offbeat.models import resolve_model
+from offbeat.objects import S3ObjectStore
+from offbeat.queue import create_celery
+from offbeat.worker import JobRunner, Presence, consume, worker_identity
+from offbeat.worker_api import OrchestratorClient, WeightProxyClient
+from services.trainer import run
+from services.trainer.memory import Memory
+from services.trainer.rollouts import published_hashes
+from services.trainer.settings import TrainerSettings
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> None:
+    """Build the parts from the environment and serve the queue until told to stop."""
+    settings = TrainerSettings()
+    configure_logs(settings, "trainer")
+    disable_progress_bar()
+    make_deterministic()
+    trainer = build(settings)
+    orchestrator = OrchestratorClient(settings.orchestrator_url, settings.worker_token)
+    worker_id = worker_identity(settings, WorkerRole.TRAINER)
+    runner = JobRunner(
+        orchestrator,
+        worker_id,
+        {
+            JobKind.INIT: lambda context: run.init(context, trainer),
+            JobKind.TRAIN: lambda context: run.train(context, trainer),
+        },
+    )
+    engine = f"torch {torch.__version__}"
+    presence = Presence(orchestrator, worker_id, WorkerRole.TRAINER, settings.pool, engine)
+    presence.start()
+    log.info("The trainer is ready.", worker=worker_id, threads=torch.get_num_threads())
+    consume(create_celery(settings.queue, "trainer"), runner, WorkerRole.TRAINER, settings.pool)
+    presence.stop()
+
+
+def build(settings: TrainerSettings) -> run.Trainer:
+    """The real parts; nothing is loaded and nothing has to answer yet."""
+    store = S3ObjectStore.connect(settings.store)
+    proxy = WeightProxyClient(settings.weight_proxy_url, settings.worker_token)
+    return run.Trainer(
+        store=store,
+        proxy=proxy,
+        published_hash=published_hashes(proxy),
+        memory=Memory(
+            lambda model: resolve_model(model, settings.model_cache_dir, store),
+            device_of(settings.device),
+        ),
+    )
+
+
+def device_of(setting: str) -> torch.device:
+    """The device that the setting names; `auto` takes CUDA where there is one."""
+    if setting == "auto":
+        setting = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(setting)
+
+
+def make_deterministic() -> None:
+    """The same step gives the same bytes, as far as the device has deterministic kernels."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Otherwise torch also fills all fresh memory, which costs time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+if __name__ == "__main__":
+    main()

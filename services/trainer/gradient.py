@@ -1,0 +1,163 @@
+"""Forward and backward over one step: the exact gradient, whatever the micro-batches.
+
+The weight of every sequence is known before the first backward, so micro-batches only add up. With
+one update a step the policy that the step starts from is the one in the forward, so its detached
+log-probabilities are the proximal ones.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.corrections import CORRECTIONS, Correction, is_near_policy
+from offbeat.algorithms.kl import k3
+from offbeat.algorithms.losses import LOSSES, Clip, LossTokens
+from offbeat.algorithms.packing import PackedBatch, pack, with_signal
+from offbeat.contracts.run_spec import RunSpec, TrainSection
+from offbeat.errors import WorkerError
+from services.trainer.batch import StepBatch
+from services.trainer.model import Policy
+
+CPU_TOKEN_BUDGET = 1024
+"""Tokens forwarded at once by default: larger batches leave the caches and are no faster."""
+GPU_TOKEN_BUDGET = 8192
+"""Activations of a model of a few billion parameters then stay well below 24 GB."""
+SEED_STRIDE = 1_000_003
+"""Keeps the dropout of neighbouring versions apart for neighbouring seeds too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRecord:
+    """What was seen at the forwarded completion tokens, without gradient."""
+
+    logprobs_N: Tensor
+    behaviour_logprobs_N: Tensor
+    ratio_N: Tensor
+    """pi_theta / pi_old, of the token or of its sequence, as the loss bounds it."""
+    weights_N: Tensor
+    """The correction's, 0 where the token is masked."""
+    entropy_N: Tensor
+    advantages_N: Tensor
+    samples_N: Tensor
+    kl_N: Tensor
+    """k3 to the base model; empty where the run has no KL term."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The records of all micro-batches as one, on the CPU."""
+        return cls(
+            **{
+                field.name: torch.cat([getattr(part, field.name).cpu() for part in parts])
+                for field in fields(cls)
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGradient:
+    """The gradient of the whole step by master, its loss, and what there was to see."""
+
+    gradients: dict[str, Tensor]
+    loss: float
+    tokens: TokenRecord | None
+    """None where nothing had to be forwarded."""
+
+
+def micro_batches(batch: StepBatch, spec: RunSpec, device: torch.device) -> list[PackedBatch]:
+    """The rows to forward. Without another term a zero advantage has no gradient: left out."""
+    rows = batch.rows()
+    budget = spec.train.token_budget
+    if budget == "auto":
+        budget = CPU_TOKEN_BUDGET if device.type == "cpu" else GPU_TOKEN_BUDGET
+    holds_silent_tokens = spec.train.beta or LOSSES[spec.train.loss].holds_silent_tokens
+    return pack(rows if holds_silent_tokens else with_signal(rows), budget)
+
+
+def step_gradient(
+    policy: Policy,
+    batches: Sequence[PackedBatch],
+    batch: StepBatch,
+    spec: RunSpec,
+    *,
+    version: int,
+    between: Callable[[float], None],
+) -> StepGradient:
+    """Forward and backward through all micro-batches; `between` hears the share that is done.
+
+    Raises `WorkerError` where the loss is not finite.
+    """
+    loss = LOSSES[spec.train.loss]
+    weights_S = loss.reduction(batch.lengths_S, spec.rollout.max_new_tokens)
+    weights_S = weights_S.to(policy.device)
+    gradients = {
+        name: torch.zeros(shape, device=policy.device) for name, shape in policy.shapes.items()
+    }
+    total, records = 0.0, list[TokenRecord]()
+    seed = (spec.train.seed + version * SEED_STRIDE) % 2**63
+    with policy.training(spec.train.gradient_checkpointing, seed):
+        for done, micro_batch in enumerate(batches):
+            between(done / len(batches))
+            losses_N, record = _forward(policy, micro_batch.to(policy.device), spec)
+            summed = (losses_N * weights_S[record.samples_N]).sum()
+            summed.backward()
+            policy.take_gradients(gradients)
+            total += summed.item()
+            records.append(record)
+    if not math.isfinite(total):
+        raise WorkerError(f"the loss of version {version} is {total}: lower train.learning_rate")
+    tokens = TokenRecord.joined(records) if records else None
+    return StepGradient(gradients=gradients, loss=total, tokens=tokens)
+
+
+def _forward(policy: Policy, batch: PackedBatch, spec: RunSpec) -> tuple[Tensor, TokenRecord]:
+    train, temperature = spec.train, spec.rollout.temperature
+    loss = LOSSES[train.loss]
+    logprobs_N, entropy_N = policy.logprobs(batch, temperature)
+    correction = _correction(logprobs_N.detach(), batch, train)
+    tokens = LossTokens(
+        logprobs_N=logprobs_N,
+        old_logprobs_N=correction.old_logprobs_N,
+        advantages_N=batch.advantages_N,
+        samples_N=batch.samples_N,
+    )
+    clip = Clip(low=train.epsilon_low, high=train.epsilon_high)
+    ratio_N = loss.ratio(tokens)
+    losses_N = correction.weights_N * loss.term(ratio_N, tokens, clip)
+    kl_N = logprobs_N.new_empty(0)
+    if train.beta:
+        with policy.reference():
+            reference_N, _ = policy.logprobs(batch, temperature)
+        kl_N = k3(logprobs_N, reference_N)
+        losses_N = losses_N + train.beta * kl_N
+    record = TokenRecord(
+        logprobs_N=logprobs_N.detach(),
+        behaviour_logprobs_N=batch.behaviour_logprobs_N,
+        ratio_N=ratio_N.detach(),
+        weights_N=correction.weights_N,
+        entropy_N=entropy_N,
+        advantages_N=batch.advantages_N,
+        samples_N=batch.samples_N,
+        kl_N=kl_N.detach(),
+    )
+    return losses_N, record
+
+
+def _correction(logprobs_N: Tensor, batch: PackedBatch, train: TrainSection) -> Correction:
+    """The correction for a step that starts from these log-probabilities, masked sequences at 0."""
+    correction = CORRECTIONS[train.correction](
+        logprobs_N, batch.behaviour_logprobs_N, batch.samples_N, train.correction_cap
+    )
+    if train.off_policy_mask is None:
+        return correction
+    is_near_N = is_near_policy(
+        logprobs_N,
+        batch.behaviour_logprobs_N,
+        batch.advantages_N,
+        batch.samples_N,
+        train.off_policy_mask,
+    )
+    return replace(correction, weights_N=correction.weights_N * is_near_N)

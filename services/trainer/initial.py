@@ -1,0 +1,97 @@
+"""The adapter a run starts from: seeded, or another run's, or any PEFT folder under `s3://`."""
+
+import json
+from collections.abc import Mapping
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS
+from offbeat.errors import ObjectNotFoundError, PermanentJobError
+from offbeat.objects import S3ObjectStore, split_s3_uri
+from offbeat.worker_api import WeightProxyClient
+from services.trainer import checkpoint
+from services.trainer.model import Policy
+
+SCALING_FIELDS = ("r", "lora_alpha", "use_rslora", "use_dora")
+"""What, besides the tensors, decides how an adapter changes the model."""
+
+
+def initial_adapter(
+    spec: RunSpec, policy: Policy, store: S3ObjectStore, proxy: WeightProxyClient
+) -> dict[str, Tensor]:
+    """The masters of version 0. Raises `PermanentJobError` for an adapter that does not fit."""
+    source = spec.lora.init_from
+    if source is None:
+        return seeded_adapter(policy.shapes, spec.train.seed)
+    files = _fetch(source, store, proxy)
+    return fitted_adapter(source, files, policy)
+
+
+def seeded_adapter(shapes: Mapping[str, torch.Size], seed: int) -> dict[str, Tensor]:
+    """A uniform within 1/sqrt(d_in), as PEFT draws it; B zero, so the policy is the base model.
+
+    Drawn on the CPU by a generator of its own: the same seed gives the same bytes everywhere.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    adapter: dict[str, Tensor] = {}
+    for name in sorted(shapes):
+        adapter[name] = torch.zeros(shapes[name])
+        if name.endswith(".lora_A.weight"):
+            bound = shapes[name][1] ** -0.5
+            adapter[name].uniform_(-bound, bound, generator=generator)
+    return adapter
+
+
+def fitted_adapter(source: str, files: Mapping[str, bytes], policy: Policy) -> dict[str, Tensor]:
+    """The weights of a PEFT folder in float32, if they are an adapter of this very form."""
+    try:
+        config: dict[str, object] = json.loads(files[ADAPTER_CONFIG])
+        adapter = {name: tensor.float() for name, tensor in load(files[ADAPTER_WEIGHTS]).items()}
+    except (ValueError, SafetensorError) as error:
+        raise PermanentJobError(f"lora.init_from {source!r} cannot be read: {error}") from error
+    own = policy.config.to_dict()
+    for field in SCALING_FIELDS:
+        if config.get(field, own[field]) != own[field]:
+            raise PermanentJobError(
+                f"lora.init_from {source!r} has {field} = {config[field]}, the spec {own[field]}: "
+                "make them equal"
+            )
+    shapes = {name: tensor.shape for name, tensor in adapter.items()}
+    for name in sorted(shapes.keys() | policy.shapes.keys()):
+        if shapes.get(name) != policy.shapes.get(name):
+            raise PermanentJobError(
+                f"lora.init_from {source!r} has {_form(shapes, name)}, the spec asks for "
+                f"{_form(policy.shapes, name)}: lora.rank and lora.target_modules must be its own"
+            )
+    return adapter
+
+
+def _form(shapes: Mapping[str, torch.Size], name: str) -> str:
+    return f"{name} {list(shapes[name])}" if name in shapes else f"no {name}"
+
+
+def _fetch(source: str, store: S3ObjectStore, proxy: WeightProxyClient) -> dict[str, bytes]:
+    if source.startswith("s3://"):
+        return _fetch_folder(source, store)
+    run_id, _, version = source.rpartition("@")
+    if not run_id or not version.isdigit():
+        raise PermanentJobError(
+            f"lora.init_from is {source!r}: write <run>@<version> or s3://bucket/folder"
+        )
+    published = proxy.version(run_id, int(version))
+    if published is None:
+        raise PermanentJobError(f"lora.init_from: run {run_id!r} has no version {version}")
+    return checkpoint.download(store, published.manifest, ADAPTER_FILES)
+
+
+def _fetch_folder(uri: str, store: S3ObjectStore) -> dict[str, bytes]:
+    try:
+        bucket, prefix = split_s3_uri(uri)
+        folder = store.with_bucket(bucket)
+        return {name: folder.get(f"{prefix.rstrip('/')}/{name}") for name in ADAPTER_FILES}
+    except (ValueError, ObjectNotFoundError) as error:
+        raise PermanentJobError(f"lora.init_from is no PEFT folder: {error}") from error

@@ -1,0 +1,49 @@
+"""What a trainer keeps between jobs: one base model, and the state of the last version it made.
+
+Both can be rebuilt from the store at any time. A state is used only for exactly the manifest it was
+kept under, so a publish that another trainer won, or a failed step, needs no clean-up.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch
+
+from offbeat.contracts.run_spec import LoraSection, ModelSection, RunSpec
+from offbeat.contracts.weights import Manifest
+from services.trainer.model import Policy
+from services.trainer.state import TrainerState
+
+log = structlog.get_logger(__name__)
+
+
+class Memory:
+    """One policy and one state at a time: a GPU has room for no more."""
+
+    def __init__(self, resolve_model: Callable[[ModelSection], Path], device: torch.device) -> None:
+        self._resolve_model = resolve_model
+        self._device = device
+        self._policy: Policy | None = None
+        self._policy_key: tuple[ModelSection, LoraSection] | None = None
+        self._state: TrainerState | None = None
+        self._manifest: Manifest | None = None
+
+    def policy(self, spec: RunSpec) -> Policy:
+        """The policy of a run, loaded unless the last job's serves. Its copies are of any run."""
+        key = (spec.model, spec.lora.model_copy(update={"init_from": None}))
+        if self._policy is None or self._policy_key != key:
+            self._policy, self._state = None, None
+            folder = self._resolve_model(spec.model)
+            self._policy = Policy.load(folder, spec.model, spec.lora, self._device)
+            self._policy_key = key
+            log.info("Loaded a base model.", model=spec.model.id)
+        return self._policy
+
+    def state(self, manifest: Manifest) -> TrainerState | None:
+        """The state of this version, if it is the one held."""
+        return self._state if self._manifest == manifest else None
+
+    def keep(self, manifest: Manifest, state: TrainerState) -> None:
+        """Hold the state of a version that was published, in place of any other."""
+        self._manifest, self._state = manifest, state

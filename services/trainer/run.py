@@ -1,0 +1,213 @@
+"""What a trainer does with a job: one optimizer step, from a published version to the next.
+
+    parent's state + rollouts -> advantages -> rows -> gradient -> AdamW -> files -> published
+
+A step depends on nothing else, so the same parent and the same rollouts give the same bytes on the
+same hardware. It may stop anywhere before the publish and leaves no trace. The first complete
+publish of a version wins; whoever comes second adopts the winner's and drops its own.
+
+`init` makes version 0 and publishes it in the same way.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import structlog
+
+from offbeat import keys
+from offbeat.contracts.jobs import InitInput, InitOutput, Lease, TrainInput, TrainOutput
+from offbeat.contracts.weights import Canary, Manifest
+from offbeat.errors import WorkerError
+from offbeat.objects import S3ObjectStore
+from offbeat.tables import decode_prompts
+from offbeat.worker import JobContext
+from offbeat.worker_api import VersionTakenError, WeightProxyClient
+from services.trainer import checkpoint
+from services.trainer.batch import StepBatch
+from services.trainer.canary import canary_prompt, first_canary, next_canary
+from services.trainer.gradient import micro_batches, step_gradient
+from services.trainer.initial import initial_adapter
+from services.trainer.memory import Memory
+from services.trainer.metrics import (
+    Metrics,
+    Timer,
+    packing_metrics,
+    reward_metrics,
+    sample_metrics,
+    token_metrics,
+)
+from services.trainer.model import Policy
+from services.trainer.optimizer import next_state
+from services.trainer.rollouts import Group, fetch_groups, refusal
+from services.trainer.state import TrainerState, starting_state
+
+log = structlog.get_logger(__name__)
+
+UPLOAD_THREADS = 4
+"""One for each file of a version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """The parts of a trainer process."""
+
+    store: S3ObjectStore
+    proxy: WeightProxyClient
+    published_hash: Callable[[str, int], str | None]
+    memory: Memory
+
+
+def init(context: JobContext, trainer: Trainer) -> InitOutput:
+    """Publish version 0: the seeded adapter, or the one that `lora.init_from` names."""
+    lease = context.lease
+    assert isinstance(lease.input, InitInput)
+    if published := trainer.proxy.version(lease.run_id, 0):
+        return InitOutput(manifest=published.manifest)
+    timer = Timer()
+    policy = trainer.memory.policy(lease.spec)
+    adapter = initial_adapter(lease.spec, policy, trainer.store, trainer.proxy)
+    state = starting_state({name: master.to(policy.device) for name, master in adapter.items()})
+    prompts = decode_prompts(trainer.store.get(lease.input.prompts_key))
+    prompt_ids = canary_prompt(prompts[0].prompt_ids)
+    draft = _Draft(
+        version=0,
+        state=state,
+        make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
+    )
+    return InitOutput(manifest=_publish(context, trainer, policy, draft, timer))
+
+
+def train(context: JobContext, trainer: Trainer) -> TrainOutput:
+    """Publish version `base_version + 1`: one optimizer step over the named groups."""
+    lease, spec = context.lease, context.lease.spec
+    assert isinstance(lease.input, TrainInput)
+    base_version, number = lease.input.base_version, lease.input.base_version + 1
+    if published := trainer.proxy.version(lease.run_id, number):
+        log.info("The version is published already: adopted it.", version=number)
+        return TrainOutput(manifest=published.manifest)
+
+    timer = Timer()
+    policy = trainer.memory.policy(spec)
+    parent, state = _parent(trainer, policy, lease.run_id, base_version)
+    policy.install(state.masters)
+
+    with timer.part("rollout_fetch"):
+        groups, dropped_group_ids = _usable_groups(trainer, lease, lease.input)
+    batch = StepBatch.of_groups(groups, spec)
+    micro = micro_batches(batch, spec, policy.device)
+
+    def between(done: float) -> None:
+        context.progress = done
+        context.check()
+
+    with timer.part("fwd_bwd"):
+        gradient = step_gradient(policy, micro, batch, spec, version=number, between=between)
+    with timer.part("optimizer"):
+        new_state, update_metrics = next_state(state, gradient, spec.train, base_version)
+
+    metrics = {
+        **reward_metrics(batch),
+        **sample_metrics(batch.samples, base_version),
+        **packing_metrics(micro),
+        **token_metrics(gradient.tokens, batch.samples, base_version, spec.train),
+        **update_metrics,
+    }
+    draft = _Draft(
+        version=number,
+        state=new_state,
+        make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
+        metrics=metrics,
+        num_tokens=int(batch.lengths_S.sum()),
+        dropped_group_ids=dropped_group_ids,
+    )
+    return TrainOutput(manifest=_publish(context, trainer, policy, draft, timer))
+
+
+def _parent(
+    trainer: Trainer, policy: Policy, run_id: str, version: int
+) -> tuple[Manifest, TrainerState]:
+    """The version to start from: from memory if it is the one held there, else from the store."""
+    published = trainer.proxy.version(run_id, version)
+    if published is None:
+        raise WorkerError(f"version {version} of run {run_id!r} is not published")
+    manifest = published.manifest
+    state = trainer.memory.state(manifest)
+    if state is None:
+        files = checkpoint.download(trainer.store, manifest, checkpoint.STATE_FILES)
+        state = checkpoint.decode(files, policy)
+        log.info("Loaded the trainer's state.", version=version)
+    return manifest, state
+
+
+def _usable_groups(
+    trainer: Trainer, lease: Lease, job: TrainInput
+) -> tuple[list[Group], tuple[str, ...]]:
+    """The groups to train on, and the ids of those that were refused."""
+    usable: list[Group] = []
+    dropped: list[str] = []
+    for group_id, group in fetch_groups(trainer.store, job.groups).items():
+        versions = {sample.policy_version for sample in group}
+        hashes = {version: trainer.published_hash(lease.run_id, version) for version in versions}
+        reason = refusal(group, job.base_version, lease.spec.staleness, hashes)
+        if reason is None:
+            usable.append(group)
+        else:
+            dropped.append(group_id)
+            log.warning("Refused a group.", group=group_id, reason=reason)
+    return usable, tuple(dropped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """A version that is not published yet."""
+
+    version: int
+    state: TrainerState
+    make_canary: Callable[[], Canary]
+    metrics: Metrics = field(default_factory=Metrics)
+    num_tokens: int = 0
+    dropped_group_ids: tuple[str, ...] = ()
+
+
+def _publish(
+    context: JobContext, trainer: Trainer, policy: Policy, draft: _Draft, timer: Timer
+) -> Manifest:
+    """Upload the files, then the manifest. Returns the manifest that won.
+
+    The upload waits on the network while the canary computes.
+    """
+    lease, spec = context.lease, context.lease.spec
+    prefix = keys.version_prefix(lease.run_id, draft.version, lease.job_id, lease.attempt)
+    with timer.part("publish"), ThreadPoolExecutor(UPLOAD_THREADS) as pool:
+        files = checkpoint.encode(draft.state, policy, spec)
+        uploads = [pool.submit(trainer.store.put, prefix + name, files[name]) for name in files]
+        canary = draft.make_canary()
+        for upload in uploads:
+            upload.result()
+    manifest = Manifest(
+        run_id=lease.run_id,
+        version=draft.version,
+        parent=draft.version - 1 if draft.version else None,
+        job_id=lease.job_id,
+        attempt=lease.attempt,
+        prefix=prefix,
+        files=checkpoint.describe(files),
+        base_model=spec.model.id,
+        base_revision=spec.model.revision,
+        rank=spec.lora.rank,
+        alpha=spec.lora.alpha,
+        target_modules=policy.target_modules,
+        canary=canary,
+        metrics={**draft.metrics, **timer.metrics(draft.num_tokens)},
+        dropped_group_ids=draft.dropped_group_ids,
+    )
+    context.check()
+    try:
+        published = trainer.proxy.publish(manifest)
+    except VersionTakenError as taken:
+        log.info("Another trainer published the version first: adopted it.", version=draft.version)
+        return taken.winner.manifest
+    trainer.memory.keep(published.manifest, draft.state)
+    log.info("Published a version.", version=draft.version, step_s=round(timer.total_s(), 2))
+    return published.manifest
