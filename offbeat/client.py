@@ -26,12 +26,14 @@ from pydantic import SecretStr, ValidationError
 
 from offbeat.adapter_archive import ARCHIVE_BYTES_MAX, unpack
 from offbeat.contracts.base import Contract
+from offbeat.contracts.jobs import JobStatus
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import (
     CheckpointView,
     Diagnosis,
     MetricSeries,
     Page,
+    ReplayView,
     RolloutView,
     RunEvent,
     RunStatus,
@@ -229,6 +231,27 @@ class OffbeatClient(ServiceClient):
                 files = scratch / "files"
                 files.mkdir()
                 unpack(archive, path, files)
+
+    def replay(self, run_id: str, step: int) -> ReplayView:
+        """Have a trainer take a step again; ask `show_replay` for the answer."""
+        response = self.call(
+            "POST",
+            _path(run_id, "replays"),
+            json={"step": step},
+            retry_for_s=self._retry_for_s,
+        )
+        return self._read(ReplayView, response.content)
+
+    def show_replay(self, replay: ReplayView) -> ReplayView:
+        """How a replay stands now."""
+        return self._get(ReplayView, _path(replay.run_id, f"replays/{replay.id}"))
+
+    def wait_for_replay(self, replay: ReplayView) -> ReplayView:
+        """The replay, once it is over."""
+        while replay.status in (JobStatus.QUEUED, JobStatus.LEASED):
+            time.sleep(POLL_S)
+            replay = self.show_replay(replay)
+        return replay
 
     def diagnosis(self, run_id: str) -> Diagnosis:
         """What the run waits for."""

@@ -8,7 +8,7 @@ import logging
 import sys
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from offbeat.settings import LogSettings
 
@@ -17,8 +17,13 @@ NOISY_LOGGERS = ("httpx", "httpcore", "botocore", "urllib3", "celery.worker.stra
 
 def configure_logs(settings: LogSettings, service: str) -> None:
     """Send structlog and the standard library through one renderer, to standard error."""
+
+    def add_service(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        return {"service": service, **event}
+
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_service,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -51,4 +56,3 @@ def configure_logs(settings: LogSettings, service: str) -> None:
     root.setLevel(settings.log_level)
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    structlog.contextvars.bind_contextvars(service=service)

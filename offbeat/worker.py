@@ -228,6 +228,7 @@ def consume(app: Celery, runner: JobRunner, role: WorkerRole, pool: str) -> None
 
     app.worker_main(
         [
+            "--quiet",
             "worker",
             "--pool=threads",
             "--concurrency=1",

@@ -27,6 +27,8 @@ from offbeat.contracts.jobs import (
     LeaseRequest,
     PrepareInput,
     PrepareOutput,
+    ReplayInput,
+    ReplayOutput,
     TrainInput,
     TrainOutput,
     WorkerReport,
@@ -46,7 +48,7 @@ from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.store import Store
 from tests.servers import serve
 
-SHA = "ab" * 32
+SHA, OTHER_SHA = "ab" * 32, "cd" * 32
 
 
 @dataclass
@@ -202,6 +204,8 @@ def plausible_output(lease: Lease, reward_std: float = 0.5) -> JobOutput:
             return InitOutput(manifest=plausible_manifest(lease, 0))
         case TrainInput(base_version=base):
             return TrainOutput(manifest=plausible_manifest(lease, base + 1))
+        case ReplayInput(base_version=base):
+            return ReplayOutput(version=base + 1, published_sha256=SHA, recomputed_sha256=OTHER_SHA)
         case EvaluateInput(version=version):
             return EvaluateOutput(
                 version=version,

@@ -14,6 +14,7 @@ from rich.text import Text
 from offbeat.cli import render
 from offbeat.cli.session import (
     EXIT_CODE_HELP,
+    ExitCode,
     JsonOption,
     RunArgument,
     Session,
@@ -210,6 +211,23 @@ def adapter(
     except OSError as error:
         raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from error
     session.answer({"run_id": run_id, "version": version, "path": str(output)}, Text(str(output)))
+
+
+@app.command(rich_help_panel=RESULTS)
+@with_session
+def replay(
+    session: Session,
+    run: RunArgument,
+    step: Annotated[int, typer.Option(min=1, help="The step to take again.")],
+) -> None:
+    """Take a step again on a trainer, and say whether it gives the same adapter."""
+    run_id = session.find_run(run).id
+    asked = session.client.replay(run_id, step)
+    session.note(f"Step {step} of {run_id} is being taken again as {asked.id}.")
+    answer = session.client.wait_for_replay(asked)
+    session.answer(answer, render.replay_text(answer))
+    if not answer.is_same:
+        raise typer.Exit(ExitCode.RUN_ENDED_BADLY)
 
 
 @app.command(rich_help_panel=FLEET)

@@ -23,6 +23,7 @@ from offbeat.contracts.runs import (
     EventLevel,
     MetricPoint,
     MetricSeries,
+    ReplayView,
     RolloutView,
     RunEvent,
     RunStatus,
@@ -251,3 +252,19 @@ def _table(*headers: str) -> Table:
         # Only a column that may wrap gives up width, so that ids and numbers are never cut.
         table.add_column(name, justify="right" if right else "left", no_wrap=name not in _FREE_TEXT)
     return table
+
+
+def replay_text(replay: ReplayView) -> Text:
+    """What came of taking a step again."""
+    if replay.is_same is None:
+        return Text(
+            f"The replay is {replay.status}: {text.safe(replay.error or 'no reason given')}"
+        )
+    if replay.is_same:
+        return Text(f"Step {replay.step} gives the same adapter: {replay.published_sha256}")
+    return Text(
+        f"Step {replay.step} gives another adapter.\n"
+        f"  published   {replay.published_sha256}\n"
+        f"  recomputed  {replay.recomputed_sha256}",
+        style="red",
+    )

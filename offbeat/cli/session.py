@@ -52,7 +52,8 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODE_HELP = (
-    "Exit codes: 0 done; 1 the run failed or was cancelled (watch, submit --watch); "
+    "Exit codes: 0 done; 1 the run failed or was cancelled (watch, submit --watch), or a replay "
+    "gave another adapter; "
     "2 wrong usage or an invalid spec; 3 not found; 4 refused, in conflict or unauthorized; "
     "5 the service is unavailable; 130 interrupted."
 )

@@ -17,18 +17,20 @@ from offbeat.contracts.weights import Manifest, Sha256
 
 
 class JobKind(StrEnum):
-    """The five kinds of work. `prepare` and `init` happen once a run."""
+    """The kinds of work. `prepare` and `init` happen once a run, `replay` when a user asks."""
 
     PREPARE = "prepare"
     INIT = "init"
     GENERATE = "generate"
     EVALUATE = "evaluate"
     TRAIN = "train"
+    REPLAY = "replay"
 
     @property
     def role(self) -> "WorkerRole":
         """The kind of worker that does it."""
-        return WorkerRole.TRAINER if self in (JobKind.INIT, JobKind.TRAIN) else WorkerRole.GENERATOR
+        generates = self in (JobKind.PREPARE, JobKind.GENERATE, JobKind.EVALUATE)
+        return WorkerRole.GENERATOR if generates else WorkerRole.TRAINER
 
 
 class JobStatus(StrEnum):
@@ -111,16 +113,27 @@ class ReadyGroup(Contract):
     adapter_sha256: Sha256
 
 
-class TrainInput(Contract):
+class StepInput(Contract):
     """One optimizer step from `base_version` to `base_version + 1` over the named groups."""
 
-    kind: Literal["train"] = "train"
     base_version: Annotated[int, Field(ge=0)]
     groups: Annotated[tuple[ReadyGroup, ...], Field(min_length=1)]
 
 
+class TrainInput(StepInput):
+    """Take the step and publish the version that it makes."""
+
+    kind: Literal["train"] = "train"
+
+
+class ReplayInput(StepInput):
+    """Take a step again that was taken long ago, and compare; nothing is published."""
+
+    kind: Literal["replay"] = "replay"
+
+
 JobInput = Annotated[
-    PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput,
+    PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput | ReplayInput,
     Field(discriminator="kind"),
 ]
 
@@ -173,8 +186,17 @@ class TrainOutput(Contract):
     manifest: Manifest
 
 
+class ReplayOutput(Contract):
+    """The hashes of the adapter that was published and of the one that was made again."""
+
+    kind: Literal["replay"] = "replay"
+    version: Annotated[int, Field(ge=1)]
+    published_sha256: Sha256
+    recomputed_sha256: Sha256
+
+
 JobOutput = Annotated[
-    PrepareOutput | InitOutput | GenerateOutput | EvaluateOutput | TrainOutput,
+    PrepareOutput | InitOutput | GenerateOutput | EvaluateOutput | TrainOutput | ReplayOutput,
     Field(discriminator="kind"),
 ]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field, JsonValue
 
 from offbeat.contracts.base import Contract
-from offbeat.contracts.jobs import WorkerReport
+from offbeat.contracts.jobs import JobStatus, WorkerReport
 from offbeat.contracts.run_spec import RunSpec
 
 T = TypeVar("T")
@@ -131,6 +131,20 @@ class CheckpointView(Contract):
     prefix: str
     published_at: datetime
     metrics: dict[str, float]
+
+
+class ReplayView(Contract):
+    """A step that is taken again to see whether it gives the same adapter."""
+
+    id: str
+    run_id: str
+    step: int
+    status: JobStatus
+    error: str | None
+    published_sha256: str | None
+    recomputed_sha256: str | None
+    is_same: bool | None
+    """None until it is done."""
 
 
 class WorkerView(Contract):

@@ -12,6 +12,7 @@ from services.orchestrator import (
     diagnosis_api,
     health_api,
     internal_api,
+    replay_api,
     runs_api,
 )
 from services.orchestrator.dependencies import Services
@@ -36,6 +37,13 @@ def create_app(services: Services) -> FastAPI:
     install_errors(app)
     app.add_middleware(BodyLimit)
     app.add_middleware(BaseHTTPMiddleware, dispatch=request_id)
-    for module in (runs_api, artifacts_api, diagnosis_api, internal_api, health_api):
+    for module in (
+        runs_api,
+        artifacts_api,
+        diagnosis_api,
+        replay_api,
+        internal_api,
+        health_api,
+    ):
         app.include_router(module.router)
     return app

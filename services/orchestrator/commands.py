@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import (
@@ -104,7 +105,7 @@ def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now
     for group in groups:
         group.status = GroupStatus.TRAINING
         group.train_job_id = job_id
-    flat = [group_id(group.index) for group in groups if not group.reward_std]
+    flat: list[JsonValue] = [group_id(group.index) for group in groups if not group.reward_std]
     if spec.rollout.dynamic_sampling and flat:
         add_event(
             session,

@@ -16,7 +16,14 @@ MESSAGES_PER_WORKER = 1
 Lane = tuple[WorkerRole, str]
 """A queue: role and pool."""
 
-KIND_ORDER = (JobKind.PREPARE, JobKind.INIT, JobKind.EVALUATE, JobKind.TRAIN, JobKind.GENERATE)
+KIND_ORDER = (
+    JobKind.PREPARE,
+    JobKind.INIT,
+    JobKind.EVALUATE,
+    JobKind.TRAIN,
+    JobKind.GENERATE,
+    JobKind.REPLAY,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def lease(
 ) -> Lease:
     """Give the job to the worker. A repeated request of the holder gets the lease again."""
     run, job = _lock_job(session, job_id)
-    if run.status is not RunStatus.RUNNING:
+    if run.status is not RunStatus.RUNNING and job.kind is not JobKind.REPLAY:
         raise LeaseLostError(f"run {run.id} is {run.status}")
     held_by_caller = job.status is JobStatus.LEASED and job.worker_id == request.worker_id
     if job.attempt != request.attempt or not (job.status is JobStatus.QUEUED or held_by_caller):

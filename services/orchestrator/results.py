@@ -10,8 +10,10 @@ from offbeat.contracts.jobs import (
     InitOutput,
     JobOutput,
     PrepareOutput,
+    ReplayOutput,
     TrainOutput,
 )
+from offbeat.contracts.runs import EventLevel
 from offbeat.contracts.weights import Manifest
 from offbeat.errors import InvalidRequestError
 from services.orchestrator.groups import drop_groups, find_groups, group_id, group_index
@@ -33,6 +35,8 @@ def apply_output(session: Session, run: RunRow, job: JobRow, output: JobOutput, 
             _apply_generate(session, run, job, output, now)
         case EvaluateOutput():
             _apply_evaluate(session, run, output, now)
+        case ReplayOutput():
+            _apply_replay(session, run, output, now)
 
 
 def _apply_prepare(session: Session, run: RunRow, output: PrepareOutput, now: float) -> None:
@@ -137,4 +141,18 @@ def _apply_evaluate(session: Session, run: RunRow, output: EvaluateOutput, now: 
         "evaluated",
         f"Version {output.version} was evaluated: {shown} on the held-out prompts.",
         data={"version": output.version, **output.metrics, "rollouts_key": output.rollouts_key},
+    )
+
+
+def _apply_replay(session: Session, run: RunRow, output: ReplayOutput, now: float) -> None:
+    same = output.recomputed_sha256 == output.published_sha256
+    add_event(
+        session,
+        run.id,
+        now,
+        "replayed",
+        f"Step {output.version} was taken again and gave "
+        f"{'the same adapter' if same else 'another adapter'}.",
+        level=EventLevel.INFO if same else EventLevel.ERROR,
+        data=output.model_dump(exclude={"kind"}),
     )

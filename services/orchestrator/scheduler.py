@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import JobMessage, JobStatus
+from offbeat.contracts.jobs import JobKind, JobMessage, JobStatus
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import RunStatus
 from services.orchestrator.broker import Broker
@@ -164,7 +164,7 @@ def _jobs_to_send(session: Session, now: float) -> list[WaitingJob]:
         .where(
             JobRow.status == JobStatus.QUEUED,
             JobRow.enqueued_at.is_(None),
-            RunRow.status == RunStatus.RUNNING,
+            (RunRow.status == RunStatus.RUNNING) | (JobRow.kind == JobKind.REPLAY),
         )
         .order_by(JobRow.seq)
         .limit(WAITING_JOBS_MAX)

@@ -36,6 +36,7 @@ def main() -> None:
         {
             JobKind.INIT: lambda context: run.init(context, trainer),
             JobKind.TRAIN: lambda context: run.train(context, trainer),
+            JobKind.REPLAY: lambda context: run.replay(context, trainer),
         },
     )
     engine = f"torch {torch.__version__}"

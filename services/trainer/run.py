@@ -6,7 +6,7 @@ A step depends on nothing else, so the same parent and the same rollouts give th
 same hardware. It may stop anywhere before the publish and leaves no trace. The first complete
 publish of a version wins; whoever comes second adopts the winner's and drops its own.
 
-`init` makes version 0 and publishes it in the same way.
+`init` makes version 0 and publishes it in the same way; `replay` audits a step by taking it again.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,17 @@ from dataclasses import dataclass, field
 import structlog
 
 from offbeat import keys
-from offbeat.contracts.jobs import InitInput, InitOutput, Lease, TrainInput, TrainOutput
-from offbeat.contracts.weights import Canary, Manifest
+from offbeat.contracts.jobs import (
+    InitInput,
+    InitOutput,
+    Lease,
+    ReplayInput,
+    ReplayOutput,
+    StepInput,
+    TrainInput,
+    TrainOutput,
+)
+from offbeat.contracts.weights import ADAPTER_WEIGHTS, Canary, Manifest
 from offbeat.errors import WorkerError
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import decode_prompts
@@ -80,20 +89,55 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
 
 def train(context: JobContext, trainer: Trainer) -> TrainOutput:
     """Publish version `base_version + 1`: one optimizer step over the named groups."""
-    lease, spec = context.lease, context.lease.spec
+    lease = context.lease
     assert isinstance(lease.input, TrainInput)
-    base_version, number = lease.input.base_version, lease.input.base_version + 1
+    number = lease.input.base_version + 1
     if published := trainer.proxy.version(lease.run_id, number):
         log.info("The version is published already: adopted it.", version=number)
         return TrainOutput(manifest=published.manifest)
 
     timer = Timer()
-    policy = trainer.memory.policy(spec)
-    parent, state = _parent(trainer, policy, lease.run_id, base_version)
+    policy = trainer.memory.policy(lease.spec)
+    parent = _published(trainer, lease.run_id, lease.input.base_version)
+    state = trainer.memory.state(parent) or _stored_state(trainer, policy, parent)
+    draft = _step(context, trainer, policy, parent, state, lease.input, timer)
+    return TrainOutput(manifest=_publish(context, trainer, policy, draft, timer))
+
+
+def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
+    """Take a published step again, from what lies in the store, and compare the adapters."""
+    lease = context.lease
+    assert isinstance(lease.input, ReplayInput)
+    published = _published(trainer, lease.run_id, lease.input.base_version + 1)
+    parent = _published(trainer, lease.run_id, lease.input.base_version)
+    policy = trainer.memory.policy(lease.spec)
+    state = _stored_state(trainer, policy, parent)
+    draft = _step(context, trainer, policy, parent, state, lease.input, Timer())
+    files = checkpoint.describe(checkpoint.encode(draft.state, policy, lease.spec))
+    recomputed = next(file.sha256 for file in files if file.name == ADAPTER_WEIGHTS)
+    return ReplayOutput(
+        version=published.version,
+        published_sha256=published.adapter_sha256,
+        recomputed_sha256=recomputed,
+    )
+
+
+def _step(
+    context: JobContext,
+    trainer: Trainer,
+    policy: Policy,
+    parent: Manifest,
+    state: TrainerState,
+    step: StepInput,
+    timer: Timer,
+) -> "_Draft":
+    """The version that follows from the parent's state and the step's groups."""
+    spec = context.lease.spec
+    base_version, number = step.base_version, step.base_version + 1
     policy.install(state.masters)
 
     with timer.part("rollout_fetch"):
-        groups, dropped_group_ids = _usable_groups(trainer, lease, lease.input)
+        groups, dropped_group_ids = _usable_groups(trainer, context.lease, step)
     batch = StepBatch.of_groups(groups, spec)
     micro = micro_batches(batch, spec, policy.device)
 
@@ -113,7 +157,7 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput:
         **token_metrics(gradient.tokens, batch.samples, base_version, spec.train),
         **update_metrics,
     }
-    draft = _Draft(
+    return _Draft(
         version=number,
         state=new_state,
         make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
@@ -121,27 +165,23 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput:
         num_tokens=int(batch.lengths_S.sum()),
         dropped_group_ids=dropped_group_ids,
     )
-    return TrainOutput(manifest=_publish(context, trainer, policy, draft, timer))
 
 
-def _parent(
-    trainer: Trainer, policy: Policy, run_id: str, version: int
-) -> tuple[Manifest, TrainerState]:
-    """The version to start from: from memory if it is the one held there, else from the store."""
+def _published(trainer: Trainer, run_id: str, version: int) -> Manifest:
     published = trainer.proxy.version(run_id, version)
     if published is None:
         raise WorkerError(f"version {version} of run {run_id!r} is not published")
-    manifest = published.manifest
-    state = trainer.memory.state(manifest)
-    if state is None:
-        files = checkpoint.download(trainer.store, manifest, checkpoint.STATE_FILES)
-        state = checkpoint.decode(files, policy)
-        log.info("Loaded the trainer's state.", version=version)
-    return manifest, state
+    return published.manifest
+
+
+def _stored_state(trainer: Trainer, policy: Policy, manifest: Manifest) -> TrainerState:
+    files = checkpoint.download(trainer.store, manifest, checkpoint.STATE_FILES)
+    log.info("Loaded the trainer's state.", version=manifest.version)
+    return checkpoint.decode(files, policy)
 
 
 def _usable_groups(
-    trainer: Trainer, lease: Lease, job: TrainInput
+    trainer: Trainer, lease: Lease, job: StepInput
 ) -> tuple[list[Group], tuple[str, ...]]:
     """The groups to train on, and the ids of those that were refused."""
     usable: list[Group] = []

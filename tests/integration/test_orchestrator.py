@@ -491,6 +491,33 @@ def test_dynamic_sampling_says_when_it_gives_up(
     assert series["rollout/oversampling"] == [{"step": 1, "value": 1.5}]
 
 
+def test_a_step_of_a_finished_run_is_replayed(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    run_id = submit(http, train={"steps": 1})
+    hand = Hand(orchestrator)
+    set_up(hand)
+    hand.work(GENERATOR)
+    trained = hand.work(TRAINER)
+    wait_until(lambda: status(http, run_id) == "succeeded")
+    too_far = http.post(f"/v1/runs/{run_id}/replays", json={"step": 2})
+    assert (too_far.status_code, too_far.json()["detail"]) == (
+        404,
+        f"run {run_id} has not done step 2 yet",
+    )
+    asked = http.post(f"/v1/runs/{run_id}/replays", json={"step": 1})
+    assert (asked.status_code, asked.json()["is_same"]) == (202, None)
+    replayed = hand.work(TRAINER)
+    assert trained is not None
+    assert replayed is not None
+    assert replayed.input.kind == "replay"
+    assert trained.input.kind == "train"
+    assert replayed.input.groups == trained.input.groups
+    answer = http.get(f"/v1/runs/{run_id}/replays/{asked.json()['id']}").json()
+    assert (answer["status"], answer["is_same"]) == ("done", False)
+    assert kinds(http, run_id)[-1] == "replayed"
+
+
 def test_the_schema_is_what_the_migrations_make(orchestrator: Orchestrator) -> None:
     with orchestrator.store.engine.connect() as connection:
         context = MigrationContext.configure(connection)

@@ -90,6 +90,17 @@ def test_a_run_from_the_command_line_to_the_adapter(
     assert any(tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
 
 
+def test_every_step_replays_to_the_same_bytes(
+    stack: Stack, client: OffbeatClient, tiny_model: Path
+) -> None:
+    run_id = client.submit(tiny_spec(tiny_model, train={"steps": 2})).id
+    assert client.wait(run_id, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
+    for step in (1, 2):
+        replayed = cli(stack, "replay", run_id, "--step", str(step), "--json")
+        assert replayed.returncode == 0, replayed.stderr
+        assert json.loads(replayed.stdout)["is_same"] is True
+
+
 def test_rollouts_are_what_was_sampled_and_open_in_polars(
     stack: Stack, client: OffbeatClient, tiny_model: Path
 ) -> None:

@@ -1,0 +1,130 @@
+"""`python -m services.generator`: the composition root."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import structlog
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from offbeat.contracts.jobs import JobKind, WorkerRole
+from offbeat.contracts.run_spec import ModelSection
+from offbeat.logs import configure_logs
+from offbeat.models import load_tokenizer, resolve_model
+from offbeat.objects import S3ObjectStore
+from offbeat.queue import create_celery
+from offbeat.rewards.scorer import RewardScorer
+from offbeat.tables import PromptRow, decode_prompts
+from offbeat.worker import JobRunner, Presence, consume, worker_identity
+from offbeat.worker_api import OrchestratorClient, WeightProxyClient
+from services.generator.engines.model import LoraModel
+from services.generator.engines.transformers import TransformersEngine
+from services.generator.evaluate import evaluate
+from services.generator.events import Events
+from services.generator.models import BaseModel, BaseModels
+from services.generator.prepare import prepare
+from services.generator.pull import Scratch
+from services.generator.rollout import Generator, generate
+from services.generator.settings import GeneratorSettings
+from services.generator.weights import RunPolicies
+
+log = structlog.get_logger(__name__)
+
+PROMPT_TABLES_MAX = 4
+"""Prompt tables kept in memory: those of the runs and splits that jobs ask for in turn."""
+
+
+def main() -> None:
+    """Build the parts from the environment and serve the queue until told to stop."""
+    settings = GeneratorSettings()
+    configure_logs(settings, "generator")
+    disable_progress_bar()
+    worker_id = worker_identity(settings, WorkerRole.GENERATOR)
+    store = S3ObjectStore.connect(settings.store)
+    orchestrator = OrchestratorClient(settings.orchestrator_url, settings.worker_token)
+    scratch = Scratch(settings.data_dir / "adapters", worker_id)
+    with RewardScorer() as scorer:
+        scorer.warm_up()
+        generator = build(settings, worker_id, store, orchestrator, scorer, scratch.folder)
+        runner = JobRunner(
+            orchestrator,
+            worker_id,
+            {
+                JobKind.PREPARE: lambda context: prepare(
+                    context, store=store, models_dir=settings.model_cache_dir, scorer=scorer
+                ),
+                JobKind.GENERATE: lambda context: generate(context, generator),
+                JobKind.EVALUATE: lambda context: evaluate(context, generator),
+            },
+        )
+        presence = Presence(
+            orchestrator,
+            worker_id,
+            WorkerRole.GENERATOR,
+            settings.pool,
+            TransformersEngine.name,
+            generator.models.serving,
+        )
+        presence.start()
+        log.info("The generator is ready.", worker=worker_id, threads=torch.get_num_threads())
+        app = create_celery(settings.queue, "generator")
+        consume(app, runner, WorkerRole.GENERATOR, settings.pool)
+        presence.stop()
+        generator.models.close()
+    scratch.close()
+
+
+def build(
+    settings: GeneratorSettings,
+    worker_id: str,
+    store: S3ObjectStore,
+    orchestrator: OrchestratorClient,
+    scorer: RewardScorer,
+    adapters_dir: Path,
+) -> Generator:
+    """The parts that jobs use; nothing is loaded and nothing has to answer yet."""
+    proxy = WeightProxyClient(settings.weight_proxy_url, settings.worker_token)
+    events = Events(orchestrator.event, worker_id)
+
+    def open_model(model: ModelSection) -> BaseModel:
+        folder = resolve_model(model, settings.model_cache_dir, store)
+        tokenizer = load_tokenizer(folder, None)
+        base = LoraModel.open(folder, getattr(torch, model.dtype), device_of(settings.device))
+        engine = TransformersEngine(base, tokenizer, settings.sequences_max)
+        return BaseModel(
+            engine=engine,
+            tokenizer=tokenizer,
+            new_policies=lambda run_id: RunPolicies(
+                run_id,
+                engine=engine,
+                model=model,
+                proxy=proxy,
+                events=events,
+                folder=adapters_dir,
+                spare_max=settings.adapters_max,
+            ),
+        )
+
+    @lru_cache(maxsize=PROMPT_TABLES_MAX)
+    def prompts(key: str) -> list[PromptRow]:
+        return decode_prompts(store.get(key))
+
+    return Generator(
+        store=store,
+        prompts=prompts,
+        models=BaseModels(open_model, settings.models_max),
+        scorer=scorer,
+        events=events,
+        worker_id=worker_id,
+    )
+
+
+def device_of(setting: str) -> torch.device:
+    """The device that the setting names; `auto` takes CUDA where there is one."""
+    if setting == "auto":
+        setting = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(setting)
+
+
+if __name__ == "__main__":
+    main()

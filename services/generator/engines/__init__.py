@@ -1,0 +1,1 @@
+"""The engines that sample, behind one protocol."""

@@ -1,0 +1,98 @@
+"""Pulls the adapter of a version to a local folder of this process, whole or not at all."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from offbeat.contracts.weights import ADAPTER_FILES, Manifest, VersionFile
+from offbeat.errors import ConflictError, UnavailableError
+from offbeat.worker_api import WeightProxyClient
+
+PREDECESSOR_TIMEOUT_S = 10.0
+"""How long the process that this one replaces may take to end."""
+
+
+class Scratch:
+    """A folder that is this process's own as long as it lives.
+
+    A process that was killed leaves its folder behind; the next one on the machine finds its lock
+    free and removes it.
+    """
+
+    def __init__(self, root: Path, owner: str) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.folder = root / owner
+        self._lock = FileLock(root / f"{owner}.lock")
+        try:
+            self._lock.acquire(timeout=PREDECESSOR_TIMEOUT_S)
+        except Timeout as error:
+            raise ConflictError(
+                f"a process of this machine is worker {owner!r} already: set OFFBEAT_WORKER_ID"
+            ) from error
+        for lock_file in root.glob("*.lock"):
+            if lock_file.stem != owner:
+                _remove_if_dead(lock_file)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+
+def pull(proxy: WeightProxyClient, manifest: Manifest, root: Path) -> Path:
+    """The PEFT folder of the version below `root`, every byte checked against the manifest.
+
+    Raises `UnavailableError` and leaves nothing behind where the download broke off or brought
+    other bytes.
+    """
+    name = f"v{manifest.version:06d}-{manifest.adapter_sha256[:12]}"
+    target = root / manifest.run_id / name
+    partial = target.with_name(f"{name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for file_name in ADAPTER_FILES:
+            _download(proxy, manifest, manifest.file(file_name), partial / file_name)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _download(
+    proxy: WeightProxyClient, manifest: Manifest, expected: VersionFile, path: Path
+) -> None:
+    digest, size_bytes = hashlib.sha256(), 0
+    with (
+        path.open("xb") as file,
+        proxy.stream_file(manifest.run_id, manifest.version, expected.name) as chunks,
+    ):
+        for chunk in chunks:
+            size_bytes += len(chunk)
+            if size_bytes > expected.size_bytes:
+                break
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if (size_bytes, digest.hexdigest()) != (expected.size_bytes, expected.sha256):
+        raise UnavailableError(
+            f"{expected.name} of version {manifest.version} arrived with {size_bytes} bytes, not "
+            f"the {expected.size_bytes} that were published: it is pulled again"
+        )
+
+
+def _remove_if_dead(lock_file: Path) -> None:
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return
+    shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
+    lock_file.unlink(missing_ok=True)
+    lock.release()

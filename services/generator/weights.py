@@ -1,0 +1,247 @@
+"""The policy versions of one run on one engine: followed, pulled, proved, lent out.
+
+    weight-proxy -> pull -> load -> prove -> lend to jobs -> drop
+
+A thread waits for newer versions and makes each ready beside the work that is under way. A version
+exists for jobs only once it is proved. A job keeps the version it began with; a version is dropped
+when it is superseded and no job holds it, never by its age.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from offbeat import keys
+from offbeat.canary import CanaryVerdict
+from offbeat.contracts.jobs import ServedVersion
+from offbeat.contracts.run_spec import ModelSection
+from offbeat.contracts.weights import Manifest, PublishedVersion
+from offbeat.errors import IntegrityError, OffbeatError, UnavailableError
+from offbeat.worker_api import WeightProxyClient
+from services.generator.engines.base import Engine, never_cancelled
+from services.generator.events import Events
+from services.generator.proof import check_manifest, prove
+from services.generator.pull import pull
+from services.generator.shelf import Policy, Shelf
+
+log = structlog.get_logger(__name__)
+
+POLL_WAIT_S = 20.0
+"""One long-poll; also how soon the thread notices that the run is idle."""
+RETRY_PAUSE_S = 1.0
+"""Between two tries of a pull, or two polls of a proxy that does not answer."""
+ACQUIRE_TIMEOUT_S = 120.0
+"""How long a job waits for a version before it goes back to the queue."""
+RUN_IDLE_S = 600.0
+"""A run without jobs for so long is followed no more, and its adapters are unloaded."""
+
+
+class RunPolicies:
+    """See the module. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        engine: Engine,
+        model: ModelSection,
+        proxy: WeightProxyClient,
+        events: Events,
+        folder: Path,
+        spare_max: int,
+    ) -> None:
+        self._run_id = run_id
+        self._engine = engine
+        self._model = model
+        self._proxy = proxy
+        self._events = events
+        self._folder = folder
+        self._shelf = Shelf(spare_max, lambda policy: self._discard(policy.name, policy.folder))
+        self._seen = -1
+        """The newest version that was looked at, proved or refused."""
+        self._refusal = "none was published"
+        """Why there is no newer version, for a job that waits in vain."""
+        self._started_at = datetime.now(UTC)
+
+    def start(self) -> None:
+        """Follow the run, in a thread of its own, until it is closed or idle."""
+        name = f"follow-{self._run_id}"
+        threading.Thread(target=self._follow, name=name, daemon=True).start()
+
+    def touch(self) -> bool:
+        """Keep the run from being idle for a while; false where it is closed already."""
+        return self._shelf.touch()
+
+    def idle_s(self) -> float:
+        """How long no job has used the run; 0 while one does."""
+        return self._shelf.idle_s()
+
+    def close(self) -> None:
+        """Follow the run no more; what jobs still hold is dropped when they are done."""
+        self._shelf.close()
+
+    def serving(self) -> tuple[ServedVersion, ...]:
+        """The versions that jobs may use now."""
+        return tuple(
+            ServedVersion(
+                run_id=self._run_id, version=policy.version, adapter_sha256=policy.adapter_sha256
+            )
+            for policy in self._shelf.policies()
+        )
+
+    @contextmanager
+    def newest(
+        self,
+        min_version: int,
+        *,
+        check: Callable[[], None] = never_cancelled,
+        timeout_s: float = ACQUIRE_TIMEOUT_S,
+    ) -> Iterator[Policy]:
+        """The newest version at hand, held until the end of the block.
+
+        Waits for one that is at least `min_version`; `UnavailableError` after the timeout.
+        """
+        policy = self._shelf.lend_newest(min_version, check, timeout_s)
+        if policy is None:
+            raise UnavailableError(
+                f"version {min_version} of {self._run_id} is not at hand after {timeout_s:.0f} s "
+                f"(newest seen: {self._seen}): {self._refusal}"
+            )
+        with self._lent(policy):
+            yield policy
+
+    @contextmanager
+    def exact(self, version: int) -> Iterator[Policy]:
+        """This very version, pulled and proved now where it is not at hand."""
+        policy = self._shelf.lend(version)
+        if policy is None:
+            published = self._proxy.version(self._run_id, version)
+            if published is None:
+                raise UnavailableError(f"version {version} of {self._run_id} is not published")
+            policy = self._adopt(published)
+        with self._lent(policy):
+            yield policy
+
+    @contextmanager
+    def _lent(self, policy: Policy) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._shelf.touch()
+            self._shelf.give_back(policy)
+
+    # -- following -----------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        with structlog.contextvars.bound_contextvars(run=self._run_id):
+            while not self._shelf.closed:
+                try:
+                    self._look_for_newer()
+                except Exception as error:
+                    expected = isinstance(error, OffbeatError)
+                    log.warning(
+                        "A newer version is not ready.",
+                        error=str(error),
+                        exc_info=None if expected else error,
+                    )
+                    self._shelf.pause(RETRY_PAUSE_S)
+                if self.idle_s() > RUN_IDLE_S:
+                    self.close()
+            log.info("The run is followed no more.")
+
+    def _look_for_newer(self) -> None:
+        published = self._proxy.wait_for_newer(self._run_id, self._seen, POLL_WAIT_S)
+        if published is None or self._shelf.closed:
+            return
+        version = published.manifest.version
+        try:
+            self._shelf.give_back(self._adopt(published))
+        except IntegrityError as error:
+            self._refusal = f"version {version} was refused, {error.detail}"
+        self._seen = version
+
+    def _adopt(self, published: PublishedVersion) -> Policy:
+        """Make a version ready for use and lend it to the caller.
+
+        `UnavailableError` where trying again may help, `IntegrityError` where it cannot.
+        """
+        manifest = published.manifest
+        name = keys.adapter_name(self._run_id, manifest.version)
+        with self._shelf.exclusive(name):
+            ready = self._shelf.lend(manifest.version)
+            if ready is not None:
+                return ready
+            started_at = time.monotonic()
+            folder = pull(self._proxy, manifest, self._folder)
+            try:
+                pulled_at = time.monotonic()
+                check_manifest(manifest, self._model, folder)
+                self._engine.load(name, folder)
+                loaded_at = time.monotonic()
+                verdict = prove(self._engine, name, manifest.canary, self._model.dtype)
+                if not verdict.ok:
+                    raise IntegrityError(verdict.reason)
+                policy = Policy(
+                    name=name,
+                    version=manifest.version,
+                    adapter_sha256=manifest.adapter_sha256,
+                    folder=folder,
+                )
+                self._shelf.add(policy)
+            except Exception as error:
+                self._discard(name, folder)
+                if isinstance(error, IntegrityError):
+                    self._report_refusal(manifest, error)
+                raise
+        self._report_served(
+            published,
+            verdict,
+            download_s=pulled_at - started_at,
+            load_s=loaded_at - pulled_at,
+            canary_s=time.monotonic() - loaded_at,
+        )
+        return policy
+
+    def _discard(self, name: str, folder: Path) -> None:
+        """The folder goes last: an engine may read it until it has unloaded the adapter."""
+        self._engine.unload(name)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def _report_served(
+        self, published: PublishedVersion, verdict: CanaryVerdict, **seconds: float
+    ) -> None:
+        manifest = published.manifest
+        # A version from before this generator followed the run says nothing about its speed.
+        is_new = published.published_at >= self._started_at
+        waited_s = (datetime.now(UTC) - published.published_at).total_seconds()
+        log.info("A version is served.", version=manifest.version, **seconds)
+        self._events.post(
+            self._run_id,
+            "version_served",
+            f"Version {manifest.version} is loaded and proved.",
+            {
+                "version": manifest.version,
+                "adapter_sha256": manifest.adapter_sha256,
+                "publish_to_served_s": waited_s if is_new else None,
+                "canary_mean_abs_difference": verdict.mean_abs_difference,
+                "canary_separation": verdict.separation,
+                **seconds,
+            },
+        )
+
+    def _report_refusal(self, manifest: Manifest, error: IntegrityError) -> None:
+        log.error("A version was refused.", version=manifest.version, reason=error.detail)
+        self._events.post(
+            self._run_id,
+            "canary_failed",
+            f"Version {manifest.version} is not served: {error.detail}",
+            {"version": manifest.version, "adapter_sha256": manifest.adapter_sha256},
+        )
