@@ -12,7 +12,16 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from offbeat.settings import LogSettings
 
-NOISY_LOGGERS = ("httpx", "httpcore", "botocore", "urllib3", "celery.worker.strategy", "alembic")
+NOISY_LOGGERS = (
+    "httpx",
+    "httpcore",
+    "botocore",
+    "urllib3",
+    "celery",
+    "kombu",
+    "alembic",
+    "uvicorn",
+)
 
 
 def configure_logs(settings: LogSettings, service: str) -> None:

@@ -39,7 +39,6 @@ def create_celery(settings: QueueSettings, name: str) -> Celery:
         worker_prefetch_multiplier=1,
         worker_send_task_events=False,
         worker_enable_remote_control=False,
-        worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 import structlog
 from celery import Celery
+from celery.signals import setup_logging
 
 from offbeat.contracts.jobs import (
     CompleteRequest,
@@ -215,12 +216,18 @@ def worker_identity(settings: WorkerSettings, role: WorkerRole) -> str:
     return settings.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
 
 
+def _leave_logs_alone(**_: object) -> None:
+    """Celery configures logging, and the root logger's level, unless this signal has a listener."""
+
+
 def consume(app: Celery, runner: JobRunner, role: WorkerRole, pool: str) -> None:
     """Serve the queue of this role and pool until the process is told to stop.
 
     The pool is a thread: a forked child could not use CUDA (vllm#12754), nor the model of its
     parent.
     """
+
+    setup_logging.connect(_leave_logs_alone, weak=False)
 
     @app.task(name=TASK_NAME)
     def run_job(job_id: str, attempt: int) -> None:
@@ -236,6 +243,5 @@ def consume(app: Celery, runner: JobRunner, role: WorkerRole, pool: str) -> None
             f"--hostname={runner.worker_id}",
             "--without-gossip",
             "--without-mingle",
-            "--loglevel=WARNING",
         ]
     )

@@ -21,11 +21,20 @@ from rich.table import Table
 
 from offbeat.client import OffbeatClient
 from offbeat.contracts.runs import MetricSeries, RolloutView, RunEvent
+from offbeat.models import resolve_model
+from offbeat.specs import load_spec
 from scripts.parts import program
 from scripts.stack import Stack, StackError, StackOptions, interrupt_on_signals, running_stack
 
 EXAMPLE = Path("examples/chain_sum.toml")
 SAMPLES_SHOWN = 3
+LOADING = """\
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained("{model}")
+    model = PeftModel.from_pretrained(base, "{adapter}")
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +131,7 @@ def show(
     metrics: MetricSeries,
     before: Sequence[RolloutView],
     after: Sequence[RolloutView],
+    model: Path,
 ) -> None:
     """What a person wants to see at the end."""
     rewards = _values(metrics, "eval/reward")
@@ -143,13 +153,7 @@ def show(
         f"{summary.wall_s / 60:.1f} minutes."
     )
     console.print(f"The adapter is in [bold]{escape(summary.adapter_path)}[/]. To use it:\n")
-    console.print(
-        "    from peft import AutoPeftModelForCausalLM  # the base model's folder lies under "
-        "models/\n"
-        f'    PeftModel.from_pretrained(base_model, "{summary.adapter_path}")\n',
-        style="cyan",
-        markup=False,
-    )
+    console.print(LOADING.format(model=model, adapter=summary.adapter_path), style="cyan")
 
 
 def question(prompt: str) -> str:
@@ -188,7 +192,8 @@ def run_demo(options: StackOptions, spec: Path, console: Console) -> Summary:
                 for version in (0, steps)
             )
     (folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
-    show(console, summary, metrics, before, after)
+    model = resolve_model(load_spec(spec).model, options.model_cache, None)
+    show(console, summary, metrics, before, after, model)
     return summary
 
 

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -47,11 +47,18 @@ class StackOptions:
     data_dir: Path
     generators: int = 1
     trainers: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """`OFFBEAT_*` variables for every service, beyond the addresses."""
 
     @property
     def logs(self) -> Path:
         """One file a process."""
         return self.data_dir / "logs"
+
+    @property
+    def model_cache(self) -> Path:
+        """Base models, shared by all workers."""
+        return self.data_dir / "models"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +164,7 @@ class Stack:
             "PYTHONHASHSEED": "0",
             "OFFBEAT_WORKER_ID": name,
             "OFFBEAT_DATA_DIR": str(self.options.data_dir / name),
-            "OFFBEAT_MODEL_CACHE_DIR": str(self.options.data_dir / "models"),
+            "OFFBEAT_MODEL_CACHE_DIR": str(self.options.model_cache),
         }
         url = f"{self.addresses.orchestrator}/v1/workers"
         return _service(
@@ -180,6 +187,7 @@ class Stack:
             "OFFBEAT_WEIGHT_PROXY_PORT": str(self._ports["weight_proxy"]),
             "OFFBEAT_WEIGHT_PROXY_DATABASE_URL": f"sqlite:///{folder}/weight-proxy.db",
             "OFFBEAT_WEIGHT_PROXY_CACHE_DIR": str(folder / "weight-proxy-cache"),
+            **self.options.settings,
         }
 
     def _start(self, part: Part) -> None:

@@ -25,11 +25,15 @@ from tests.specs import spec_dict
 pytestmark = pytest.mark.system
 
 RUN_TIMEOUT_S = 180.0
+IMPATIENT = {"OFFBEAT_LEASE_S": "5", "OFFBEAT_HEARTBEAT_INTERVAL_S": "1"}
+"""A killed worker is missed soon, so that tests do not wait for the default half minute."""
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = StackOptions(data_dir=tmp_path_factory.mktemp("stack"), generators=2)
+    options = StackOptions(
+        data_dir=tmp_path_factory.mktemp("stack"), generators=2, settings=IMPATIENT
+    )
     with running_stack(options, io.StringIO()) as running:
         yield running
 
@@ -79,7 +83,7 @@ def test_a_run_from_the_command_line_to_the_adapter(
     spec.write_text(yaml.safe_dump(tiny_spec(tiny_model, **evaluated)))
     watched = cli(stack, "submit", str(spec), "--watch")
     assert watched.returncode == 0, watched.stdout + watched.stderr
-    (run,) = json.loads(cli(stack, "list", "--json").stdout)["data"]
+    (run,) = json.loads(cli(stack, "list", "--json").stdout)
     assert (run["status"], run["progress"]["version"]) == ("succeeded", 4)
     series = client.metrics(run["id"]).series
     assert [point.step for point in series["reward"]] == [1, 2, 3, 4]
