@@ -28,6 +28,7 @@ from uuid import uuid4
 import httpx
 from pydantic import SecretStr
 
+from offbeat.errors import UnavailableError
 from offbeat.settings import ObjectStoreSettings
 from scripts import parts
 from scripts.parts import Part
@@ -38,6 +39,7 @@ LOG_LINES_SHOWN = 25
 WATCH_INTERVAL_S = 0.2
 ORCHESTRATOR_PORT = 8000
 WEIGHT_PROXY_PORT = 8001
+WORKER_ROLES = ("generator", "trainer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +101,14 @@ class Stack:
         )
 
     def start(self, output: TextIO) -> None:
-        """Start every part and wait for each; raises `StackError` when one does not come up."""
-        for part in self._parts():
-            print(f"  starting {part.name} …", end="", file=output, flush=True)
+        """Start every part, stage by stage; raises `StackError` when one does not come up."""
+        for stage in self._stages():
+            names = ", ".join(part.name for part in stage)
+            print(f"  starting {names} …", end="", file=output, flush=True)
             began = time.monotonic()
-            self._start(part)
+            processes = [self._launch(part) for part in stage]
+            for part, process in zip(stage, processes, strict=True):
+                self._wait_until_ready(part, process)
             print(f" ready after {time.monotonic() - began:.1f} s", file=output)
         self._write_addresses()
 
@@ -114,17 +119,10 @@ class Stack:
                 raise StackError(self._obituary(part, process.returncode))
 
     def stop(self) -> None:
-        """End all processes, the last started first, within the grace period."""
-        for _, process in reversed(self._running):
-            if process.poll() is None:
-                process.terminate()
-        deadline = time.monotonic() + STOP_GRACE_S
-        for _, process in reversed(self._running):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """End the workers, which still hand in what they have, then the services, then the rest."""
+        workers = [pair for pair in self._running if pair[0].name.startswith(WORKER_ROLES)]
+        for pairs in (workers, self._running):
+            _end([process for _, process in pairs if process.poll() is None])
         self._running.clear()
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
@@ -137,22 +135,30 @@ class Stack:
             (i, part) for i, (part, _) in enumerate(self._running) if part.name == name
         )
         del self._running[index]
-        self._start(part)
+        self._wait_until_ready(part, self._launch(part))
 
-    def _parts(self) -> Iterator[Part]:
+    def _stages(self) -> Iterator[list[Part]]:
+        """Parts that may start at once, in the order in which they need one another."""
         folder = self.options.data_dir
-        yield parts.valkey(self._ports["redis"], folder / "valkey")
-        yield parts.s3(self._ports["s3"], folder / "s3", self.object_store)
+        yield [
+            parts.valkey(self._ports["redis"], folder / "valkey"),
+            parts.s3(self._ports["s3"], folder / "s3", self.object_store),
+        ]
         environment = self._environment()
-        for name in ("orchestrator", "weight_proxy"):
-            ready_url = f"http://127.0.0.1:{self._ports[name]}/readyz"
-            yield _service(name, name, environment, lambda url=ready_url: _answers(url))
-        for role, count in (
-            ("generator", self.options.generators),
-            ("trainer", self.options.trainers),
-        ):
-            for number in range(1, count + 1):
-                yield self._worker(role, f"{role}-{number}", environment)
+        yield [
+            _service(name, name, environment, lambda url=f"{address}/readyz": _answers(url))
+            for name, address in (
+                ("orchestrator", self.addresses.orchestrator),
+                ("weight_proxy", self.addresses.weight_proxy),
+            )
+        ]
+        yield [
+            self._worker(role, f"{role}-{number}", environment)
+            for role, count in zip(
+                WORKER_ROLES, (self.options.generators, self.options.trainers), strict=True
+            )
+            for number in range(1, count + 1)
+        ]
 
     def _worker(self, role: str, name: str, environment: Mapping[str, str]) -> Part:
         workers = self.options.generators + self.options.trainers
@@ -190,7 +196,7 @@ class Stack:
             **self.options.settings,
         }
 
-    def _start(self, part: Part) -> None:
+    def _launch(self, part: Part) -> subprocess.Popen[bytes]:
         self.options.logs.mkdir(parents=True, exist_ok=True)
         with self._log_path(part).open("ab") as log:
             process = subprocess.Popen(
@@ -203,9 +209,12 @@ class Stack:
                 start_new_session=True,
             )
         self._running.append((part, process))
+        return process
+
+    def _wait_until_ready(self, part: Part, process: subprocess.Popen[bytes]) -> None:
         try:
             parts.wait_until_ready(part, lambda: process.poll() is not None)
-        except parts.UnavailableError as error:
+        except UnavailableError as error:
             raise StackError(f"{error}\n{self._obituary(part, process.poll())}") from error
 
     def _log_path(self, part: Part) -> Path:
@@ -257,6 +266,19 @@ def interrupt_on_signals() -> None:
 
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to all, and SIGKILL to those that are left after the grace period."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + STOP_GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _service(

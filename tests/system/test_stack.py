@@ -135,7 +135,7 @@ def test_killing_one_process_only_costs_time(
 
 
 def test_a_stack_goes_on_where_it_stopped(tiny_model: Path, tmp_path: Path) -> None:
-    options = StackOptions(data_dir=tmp_path / "data")
+    options = StackOptions(data_dir=tmp_path / "data", settings=IMPATIENT)
     with running_stack(options, io.StringIO()) as first:
         with (
             pytest.raises(StackError, match="already running"),
