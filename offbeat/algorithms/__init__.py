@@ -1,4 +1,4 @@
-"""Pure torch: advantages, losses, corrections, divergences, packing and log-probabilities.
+"""Pure torch: rewards to advantages, losses, corrections, divergences, packing, log-probabilities.
 
 No I/O, no model and no configuration: every function takes tensors and numbers and returns tensors.
 A registry is a dict; adding an algorithm is one function and one entry.

@@ -6,9 +6,10 @@ Three policies are kept apart by their log-probabilities, each of shape (N,):
     proximal   pi_p      the trainer's own, at the version from which the update starts
     current    pi_theta  the trainer's own, with gradient
 
-With one update a step pi_p equals pi_theta in value. d = log pi_p - log mu, e^d the importance
-weight. Weights multiply the loss term before the KL term is added; a weight of 0 takes a token out
-of the sum and out of nothing else: the reductions keep its length.
+With one update a step pi_p equals pi_theta in value, so the ratio to it is 1 and only the weight
+corrects. d = log pi_p - log mu, and e^d is the importance weight. Weights multiply the loss term
+before the KL term is added; a weight of 0 takes a token out of the sum and out of nothing else: the
+reductions keep its length.
 """
 
 from collections.abc import Callable

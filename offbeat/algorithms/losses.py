@@ -17,7 +17,7 @@ from offbeat.algorithms.sequences import sequence_average
 
 SAPO_TEMPERATURE_POSITIVE = 1.0
 SAPO_TEMPERATURE_NEGATIVE = 1.05
-"""The paper's: unlikely tokens are noisier, so negative advantages fade faster."""
+"""The paper's: to push one token down raises all others, so that fades out sooner."""
 DPPO_SHIFT_MAX = 0.2
 """Bound of the change of a token's probability; prime-rl's, in both directions."""
 DPPO_PENALTY = 1e-3

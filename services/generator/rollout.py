@@ -91,7 +91,8 @@ def generate(context: JobContext, generator: Generator) -> GenerateOutput:
         summary([row for row in rollouts if row.group_id == group.group_id]) for group in groups
     )
     num_tokens = sum(group.num_tokens for group in summaries)
-    log.info("Generated.", version=policy.version, tokens=num_tokens, engine_s=sampled.seconds)
+    engine_s = round(sampled.seconds, 3)
+    log.info("Generated.", version=policy.version, tokens=num_tokens, engine_s=engine_s)
     return GenerateOutput(
         rollouts_key=key,
         groups=summaries,

@@ -26,6 +26,7 @@ class Policy:
     version: int
     adapter_sha256: str
     folder: Path
+    """Its files, as long as the engine holds it."""
 
 
 class Shelf:

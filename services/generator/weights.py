@@ -183,6 +183,8 @@ class RunPolicies:
                 pulled_at = time.monotonic()
                 check_manifest(manifest, self._model, folder)
                 self._engine.load(name, folder)
+                if name not in self._engine.loaded():
+                    raise UnavailableError(f"the engine took {name} but does not list it")
                 loaded_at = time.monotonic()
                 verdict = prove(self._engine, name, manifest.canary, self._model.dtype)
                 if not verdict.ok:
@@ -222,7 +224,8 @@ class RunPolicies:
         # A version from before this generator followed the run says nothing about its speed.
         is_new = published.published_at >= self._started_at
         waited_s = (datetime.now(UTC) - published.published_at).total_seconds()
-        log.info("A version is served.", version=manifest.version, **seconds)
+        rounded = {part: round(value, 3) for part, value in seconds.items()}
+        log.info("A version is served.", version=manifest.version, **rounded)
         self._events.post(
             self._run_id,
             "version_served",

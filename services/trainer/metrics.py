@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.advantages import without_signal
+from offbeat.algorithms.losses import LOSSES, cispo, ppo_clip
 from offbeat.algorithms.packing import PackedBatch
+from offbeat.algorithms.sequences import sequence_average
 from offbeat.contracts.rollouts import Rollout
 from offbeat.contracts.run_spec import TrainSection
 from services.trainer.batch import StepBatch
@@ -101,8 +103,6 @@ def token_metrics(
     ratio_N = difference_N.clamp(max=LOG_RATIO_MAX).exp()
     is_fresh_S = torch.tensor([sample.policy_version == base_version for sample in samples])
     fresh_ratio_N = ratio_N[is_fresh_S[tokens.samples_N]]
-    low_N = (tokens.advantages_N < 0) & (tokens.ratio_N < 1 - train.epsilon_low)
-    high_N = (tokens.advantages_N > 0) & (tokens.ratio_N > 1 + train.epsilon_high)
     metrics = {
         "ratio": ratio_N.mean(),
         "entropy": tokens.entropy_N.mean(),
@@ -111,12 +111,9 @@ def token_metrics(
         "sampling/importance_sampling_ratio/min": tokens.weights_N.min(),
         "sampling/importance_sampling_ratio/mean": tokens.weights_N.mean(),
         "sampling/importance_sampling_ratio/max": tokens.weights_N.max(),
-        "sampling/importance_sampling_capped": (ratio_N > train.correction_cap).float().mean(),
-        "clip_ratio/low_mean": low_N.float().mean(),
-        "clip_ratio/low_min": _share_by_sample(low_N, tokens.samples_N).min(),
-        "clip_ratio/high_mean": high_N.float().mean(),
-        "clip_ratio/high_max": _share_by_sample(high_N, tokens.samples_N).max(),
-        "clip_ratio/region_mean": (low_N | high_N).float().mean(),
+        "sampling/importance_sampling_capped": _share(tokens.weights_N >= train.correction_cap),
+        "sampling/importance_sampling_masked": _share(tokens.weights_N == 0),
+        **_clip_metrics(tokens, train),
     }
     if fresh_ratio_N.numel():
         metrics["ratio/staleness_0"] = fresh_ratio_N.mean()
@@ -133,7 +130,24 @@ def packing_metrics(batches: Sequence[PackedBatch]) -> Metrics:
     }
 
 
-def _share_by_sample(marked_N: Tensor, samples_N: Tensor) -> Tensor:
-    """For each forwarded sample: the share of its tokens that are marked."""
-    _, sample_of_N, lengths_S = samples_N.unique(return_inverse=True, return_counts=True)
-    return torch.zeros(len(lengths_S)).index_add(0, sample_of_N, marked_N.float()) / lengths_S
+def _clip_metrics(tokens: TokenRecord, train: TrainSection) -> dict[str, Tensor]:
+    """How much of its ratio the loss has bounded; SAPO and DPPO bound no ratio."""
+    term = LOSSES[train.loss].term
+    low_N = (tokens.advantages_N < 0) & (tokens.ratio_N < 1 - train.epsilon_low)
+    high_N = (tokens.advantages_N > 0) & (tokens.ratio_N > 1 + train.epsilon_high)
+    if term is cispo:
+        return {"cispo_clip_ratio": _share(high_N)}
+    if term is not ppo_clip:
+        return {}
+    return {
+        "clip_ratio/low_mean": _share(low_N),
+        "clip_ratio/low_min": sequence_average(low_N.float(), tokens.samples_N).min(),
+        "clip_ratio/high_mean": _share(high_N),
+        "clip_ratio/high_max": sequence_average(high_N.float(), tokens.samples_N).max(),
+        "clip_ratio/region_mean": _share(low_N | high_N),
+    }
+
+
+def _share(marked_N: Tensor) -> Tensor:
+    """The share of the forwarded tokens that are marked."""
+    return marked_N.float().mean()

@@ -32,7 +32,7 @@ GROUPS = [
     [
         Sample(ids=WORSE, reward=0.5, logprobs=(-5.0,)),
         Sample(ids=GOOD, reward=1.0, logprobs=(-8.0, -5.0, -5.0)),
-        Sample(ids=BAD, reward=0.0, logprobs=(-6.0, -5.0)),
+        Sample(ids=BAD, reward=0.0, logprobs=(-4.0, -5.0)),
     ],
     [Sample(ids=WORSE, reward=0.3), Sample(ids=BAD, reward=0.3)],
 ]
@@ -75,11 +75,26 @@ def logprobs_of(
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def plain_gradient(model: PeftModel, loss: str, correction: str, beta: float) -> dict[str, Tensor]:
-    """PPO clip with epsilon 0.2 / 0.28 and cap 2, written out sample by sample."""
+def plain_terms(loss: str, logprobs: Tensor, old: Tensor, advantage: float) -> Tensor:
+    """With epsilon 0.2 / 0.28, for one sample."""
+    ratio = (logprobs - old).exp()
+    if loss == "dppo":
+        change = (logprobs.exp() - old.exp()) * (1 if advantage > 0 else -1)
+        return 0.001 * (logprobs - old) ** 2 - ratio * advantage * (change <= 0.2)
+    if loss == "gspo":
+        ratio = (logprobs - old).mean().exp().expand(len(old))
+    return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+
+
+def plain_gradient(
+    model: PeftModel, loss: str, correction: str, beta: float, off_policy_mask: float | None
+) -> dict[str, Tensor]:
+    """The whole loss, written out sample by sample."""
     weights = {
         "dapo": [1 / sum(LENGTHS)] * 8,
+        "dppo": [1 / sum(LENGTHS)] * 8,
         "grpo": [1 / (8 * length) for length in LENGTHS],
+        "gspo": [1 / (8 * length) for length in LENGTHS],
         "dr_grpo": [1 / (8 * LENGTH_MAX)] * 8,
     }[loss]
     samples = [sample for group in GROUPS for sample in group]
@@ -88,11 +103,13 @@ def plain_gradient(model: PeftModel, loss: str, correction: str, beta: float) ->
     for sample, advantage, weight in zip(samples, advantages, weights, strict=True):
         logprobs = logprobs_of(model, LONG_PROMPT, sample.ids, TEMPERATURE)
         behaviour = torch.tensor(sample.logprobs or (-1.0,) * len(sample.ids))
-        old = logprobs.detach() if correction == "tis" else behaviour
-        ratio = (logprobs - old).exp()
-        terms = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+        proximal = logprobs.detach()
+        old = behaviour if correction == "none" else proximal
+        terms = plain_terms(loss, logprobs, old, advantage)
         if correction == "tis":
-            terms = terms * (old - behaviour).exp().clamp(max=2.0)
+            terms = terms * (proximal - behaviour).exp().clamp(max=2.0)
+        if off_policy_mask is not None and advantage < 0:
+            terms = terms * ((behaviour - proximal).mean() <= off_policy_mask)
         if beta:
             with model.disable_adapter(), torch.no_grad():
                 difference = logprobs_of(model, LONG_PROMPT, sample.ids, TEMPERATURE)
@@ -109,18 +126,22 @@ def plain_gradient(model: PeftModel, loss: str, correction: str, beta: float) ->
 
 @pytest.mark.parametrize("token_budget", [64, "auto"])
 @pytest.mark.parametrize(
-    ("loss", "correction", "beta"),
+    ("loss", "correction", "beta", "off_policy_mask"),
     [
-        ("dapo", "tis", 0.0),
-        ("grpo", "tis", 0.0),
-        ("dr_grpo", "none", 0.0),
-        ("dapo", "none", 0.1),
+        ("dapo", "tis", 0.0, None),
+        ("grpo", "tis", 0.0, None),
+        ("dr_grpo", "none", 0.0, None),
+        ("dapo", "none", 0.1, None),
+        ("gspo", "none", 0.0, None),
+        ("dapo", "tis", 0.0, 0.1),
+        ("dppo", "none", 0.0, None),
     ],
 )
 def test_the_gradient_is_that_of_the_plain_computation(
     loss: str,
     correction: str,
     beta: float,
+    off_policy_mask: float | None,
     token_budget: int | str,
     run_id: str,
     store: S3ObjectStore,
@@ -137,6 +158,7 @@ def test_the_gradient_is_that_of_the_plain_computation(
         "loss": loss,
         "correction": correction,
         "beta": beta,
+        "off_policy_mask": off_policy_mask,
         "token_budget": token_budget,
         "max_grad_norm": 1e9,
     }
@@ -155,7 +177,7 @@ def test_the_gradient_is_that_of_the_plain_computation(
         for manifest in (version_1, version_2)
     )
     expected = plain_gradient(
-        peft_model(tiny_model, run, version_1, tmp_path), loss, correction, beta
+        peft_model(tiny_model, run, version_1, tmp_path), loss, correction, beta, off_policy_mask
     )
     assert len(expected) == 2 * 7 * 2
     for name, gradient in expected.items():

@@ -139,7 +139,8 @@ def test_wrong_types_are_told_in_plain_words() -> None:
         "rewards: must be a list, not a section",
         "rollout: must be a section, not a list",
         'train.steps: must be a whole number, not "3"',
-        'train.loss: "dapoo" is not one of grpo, dapo, bnpo, dr_grpo, cispo, gspo, sapo, dppo; did you mean dapo?',
+        'train.loss: "dapoo" is not one of grpo, dapo, bnpo, dr_grpo, cispo, gspo, sapo, dppo; '
+        "did you mean dapo?",
         "train.learning_rate: must be a number, not true",
         'train.token_budget: must be a whole number or "auto", not "atuo"',
         'train.gradient_checkpointing: must be true or false or "auto", not 1',
@@ -184,6 +185,13 @@ def test_rules_between_fields_say_what_to_change() -> None:
     ]
     assert complaints_of(train={"warmup_steps": 2}) == [
         "train: warmup_steps (2) must be below steps (2)"
+    ]
+    assert complaints_of(train={"loss": "dppo"}) == [
+        'train: loss = "dppo" takes its ratio against the policy that sampled, which needs '
+        'correction = "none"'
+    ]
+    assert complaints_of(train={"overlong_cache": 5}) == [
+        "train.overlong_cache (5) must not exceed rollout.max_new_tokens (4)"
     ]
     assert complaints_of(rewards=[{"type": "exact_match", "extract": "regex"}]) == [
         'rewards[0]: extract = "regex" needs a pattern whose group 1 is the answer'

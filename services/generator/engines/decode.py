@@ -18,8 +18,6 @@ from services.generator.engines.model import LoraModel
 from services.generator.engines.sampling import choose, uniforms
 from services.generator.engines.step_loop import Steps
 
-KEPT_SHARE_MAX = 7 / 8
-"""Ended samples are dropped once they are an eighth of the batch: each drop copies the cache."""
 STOP_SLACK_TOKENS = 4
 """Tokens decoded before those that could hold a stop string: the first ones may be broken
 characters or lose their leading space."""
@@ -93,14 +91,13 @@ def decode(
     for step in range(sampling.max_new_tokens):
         ids_N, logprobs_N = choose(logits_NV, uniforms_NS[:, step], sampling)
         for sample, token, logprob in zip(batch, ids_N.tolist(), logprobs_N.tolist(), strict=True):
-            if sample.finish_reason is None:
-                sample.ids.append(token)
-                sample.logprobs.append(logprob)
-                sample.finish_reason = endings.reason(sample.ids)
+            sample.ids.append(token)
+            sample.logprobs.append(logprob)
+            sample.finish_reason = endings.reason(sample.ids)
         alive = [n for n, sample in enumerate(batch) if sample.finish_reason is None]
         if not alive:
             break
-        if len(alive) <= KEPT_SHARE_MAX * len(batch):
+        if len(alive) < len(batch):
             kept_N = torch.tensor(alive, device=model.device)
             cache.batch_select_indices(kept_N)
             batch = [batch[n] for n in alive]

@@ -46,6 +46,7 @@ def test_token_metrics_are_over_forwarded_tokens() -> None:
             "sampling/importance_sampling_ratio/mean": 7.2 / 6,
             "sampling/importance_sampling_ratio/max": 2.0,
             "sampling/importance_sampling_capped": 1 / 6,
+            "sampling/importance_sampling_masked": 0.0,
             "clip_ratio/low_mean": 1 / 6,
             "clip_ratio/low_min": 0.0,
             "clip_ratio/high_mean": 1 / 6,
@@ -54,6 +55,28 @@ def test_token_metrics_are_over_forwarded_tokens() -> None:
         },
         abs=1e-6,
     )
+
+
+@pytest.mark.parametrize(
+    ("train", "clipped"),
+    [
+        (TrainSection(steps=1, loss="cispo"), {"cispo_clip_ratio": 1 / 6}),
+        (TrainSection(steps=1, loss="sapo"), {}),
+        (TrainSection(steps=1, loss="dppo", correction="none"), {}),
+    ],
+)
+def test_a_loss_without_the_clip_of_ppo_does_not_report_one(
+    train: TrainSection, clipped: dict[str, float]
+) -> None:
+    metrics = token_metrics(RECORD, SAMPLES, 4, train)
+    assert {name: metrics[name] for name in metrics if "clip" in name} == pytest.approx(clipped)
+
+
+def test_masked_tokens_are_counted() -> None:
+    record = TokenRecord(**{**vars(RECORD), "weights_N": torch.tensor([1, 0, 0, 1, 1.2, 0])})
+    metrics = token_metrics(record, SAMPLES, 4, TrainSection(steps=1, correction="mis"))
+    assert metrics["sampling/importance_sampling_masked"] == 0.5
+    assert metrics["sampling/importance_sampling_capped"] == 0.0
 
 
 def test_the_ratio_of_fresh_samples_is_absent_where_there_are_none() -> None:
