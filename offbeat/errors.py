@@ -11,6 +11,7 @@
     │   └── ObjectNotFoundError   404  no object under this key
     ├── IntegrityError            500  bytes or policies are not what their hash or canary says
     └── WorkerError               500  a job cannot be done, now or ever
+        ├── NotFiniteError        500  a loss or a gradient is NaN or infinite
         └── PermanentJobError     500  trying it again would fail in the same way
 
 Each error carries the HTTP status and the stable problem type under which services report it. All
@@ -107,6 +108,13 @@ class WorkerError(OffbeatError):
 
     slug = "job-failed"
     title = "The job failed"
+
+
+class NotFiniteError(WorkerError):
+    """A loss or a gradient is NaN or infinite."""
+
+    slug = "not-finite"
+    title = "A loss or gradient is not finite"
 
 
 class PermanentJobError(WorkerError):

@@ -7,6 +7,7 @@
     runs/<run>/versions/<version:06>-<job>-<attempt>/     one attempt at one policy version:
         adapter_model.safetensors, adapter_config.json    the PEFT folder that generators pull
         trainer_state.safetensors, trainer_state.json     masters, moments, step, random state
+    runs/<run>/skipped/<version:06>-<job>-<attempt>.json  the batch of a step that was not finite
     runs/<run>/manifests/<version:06>.json                the manifest that won
 
 A key that a worker writes holds its job and attempt, so no two attempts can write the same object
@@ -43,6 +44,11 @@ def version_prefix(run_id: str, version: int, job_id: str, attempt: int) -> str:
 def version_file(manifest: Manifest, name: str) -> str:
     """One file of a published version."""
     return manifest.prefix + manifest.file(name).name
+
+
+def skipped_batch(run_id: str, version: int, job_id: str, attempt: int) -> str:
+    """The input of a step whose loss or gradient was not finite, set aside."""
+    return f"runs/{run_id}/skipped/{version:06d}-{_attempt(job_id, attempt)}.json"
 
 
 def manifest(run_id: str, version: int) -> str:

@@ -46,6 +46,16 @@ class Canary(Contract):
     """log pi_(v-1) of the same tokens; empty for version 0, which equals the base model."""
 
 
+class SkippedStep(Contract):
+    """Why a version has its parent's weights: the loss or the gradient was not finite."""
+
+    reason: str
+    in_a_row: Annotated[int, Field(ge=1)]
+    """Steps skipped up to this one without a good one between."""
+    batch_key: str
+    """Where the step's input lies for whoever looks into it."""
+
+
 class Manifest(Contract):
     """One policy version of one run."""
 
@@ -68,6 +78,7 @@ class Manifest(Contract):
     """Metrics of the step that made the version, so that no later attempt has to recompute them."""
     dropped_group_ids: tuple[str, ...] = ()
     """Groups of the step that the trainer refused (unknown hash, too old): an event names each."""
+    skipped: SkippedStep | None = None
 
     def file(self, name: str) -> VersionFile:
         """The entry called `name`; KeyError where there is none."""

@@ -95,6 +95,21 @@ def _apply_version(
             "group_ids": [group_id(group.index) for group in groups],
         },
     )
+    _report_skipped(session, run, manifest, now)
+
+
+def _report_skipped(session: Session, run: RunRow, manifest: Manifest, now: float) -> None:
+    if manifest.skipped is None:
+        return
+    add_event(
+        session,
+        run.id,
+        now,
+        "step_skipped",
+        f"Step {manifest.version} changed nothing: {manifest.skipped.reason}.",
+        level=EventLevel.WARNING,
+        data=manifest.skipped.model_dump(),
+    )
 
 
 def _generation_metrics(session: Session, groups: list[GroupRow]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from offbeat.algorithms.kl import k3
 from offbeat.algorithms.losses import LOSSES, Clip, LossTokens
 from offbeat.algorithms.packing import PackedBatch, pack, with_signal
 from offbeat.contracts.run_spec import RunSpec, TrainSection
-from offbeat.errors import WorkerError
+from offbeat.errors import NotFiniteError
 from services.trainer.batch import StepBatch
 from services.trainer.model import Policy
 
@@ -88,7 +88,7 @@ def step_gradient(
 ) -> StepGradient:
     """Forward and backward through all micro-batches; `between` hears the share that is done.
 
-    Raises `WorkerError` where the loss is not finite.
+    Raises `NotFiniteError` where the loss is not finite.
     """
     loss = LOSSES[spec.train.loss]
     weights_S = loss.reduction(batch.lengths_S, spec.rollout.max_new_tokens)
@@ -108,7 +108,7 @@ def step_gradient(
             total += summed.item()
             records.append(record)
     if not math.isfinite(total):
-        raise WorkerError(f"the loss of version {version} is {total}: lower train.learning_rate")
+        raise NotFiniteError(f"the loss of version {version} is {total}")
     tokens = TokenRecord.joined(records) if records else None
     return StepGradient(gradients=gradients, loss=total, tokens=tokens)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.contracts.run_spec import TrainSection
-from offbeat.errors import WorkerError
+from offbeat.errors import NotFiniteError
 from services.trainer.gradient import StepGradient
 from services.trainer.model import Tensors
 from services.trainer.state import TrainerState
@@ -21,8 +21,8 @@ def next_state(
     """The state after the update that makes version `step + 1`, and what there is to report.
 
     A step that forwarded nothing (no group with a signal) makes no update: weights and moments
-    stay. The schedule goes by version and advances all the same. Raises `WorkerError` where the
-    gradient is not finite.
+    stay. The schedule goes by version and advances all the same. Raises `NotFiniteError` where
+    the gradient is not finite.
     """
     rate = learning_rate(train, step)
     metrics = {"loss": gradient.loss, "grad_norm": 0.0, "learning_rate": rate}
@@ -30,7 +30,7 @@ def next_state(
         return state, metrics
     gradients, norm = clipped(gradient.gradients, train.max_grad_norm)
     if not math.isfinite(norm):
-        raise WorkerError(f"the gradient's norm is {norm}: lower train.learning_rate")
+        raise NotFiniteError(f"the norm of the gradient is {norm}")
     new_state = updated(state, gradients, rate=rate, weight_decay=train.weight_decay)
     return new_state, {**metrics, "grad_norm": norm}
 

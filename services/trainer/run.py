@@ -26,8 +26,8 @@ from offbeat.contracts.jobs import (
     TrainInput,
     TrainOutput,
 )
-from offbeat.contracts.weights import ADAPTER_WEIGHTS, Canary, Manifest
-from offbeat.errors import WorkerError
+from offbeat.contracts.weights import ADAPTER_WEIGHTS, Canary, Manifest, SkippedStep
+from offbeat.errors import NotFiniteError, WorkerError
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import decode_prompts
 from offbeat.worker import JobContext
@@ -49,6 +49,7 @@ from services.trainer.metrics import (
 from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
 from services.trainer.rollouts import Group, fetch_groups, refusal
+from services.trainer.skipped import skip_step
 from services.trainer.state import TrainerState, starting_state
 
 log = structlog.get_logger(__name__)
@@ -145,25 +146,31 @@ def _step(
         context.progress = done
         context.check()
 
-    with timer.part("fwd_bwd"):
-        gradient = step_gradient(policy, micro, batch, spec, version=number, between=between)
-    with timer.part("optimizer"):
-        new_state, update_metrics = next_state(state, gradient, spec.train, base_version)
+    skipped: SkippedStep | None = None
+    try:
+        with timer.part("fwd_bwd"):
+            gradient = step_gradient(policy, micro, batch, spec, version=number, between=between)
+        with timer.part("optimizer"):
+            new_state, update_metrics = next_state(state, gradient, spec.train, base_version)
+        update_metrics |= token_metrics(gradient.tokens, batch.samples, base_version, spec.train)
+    except NotFiniteError as error:
+        log.warning("Skipped a step.", version=number, reason=error.detail)
+        skipped = skip_step(trainer.store, context.lease, step, parent, error)
+        new_state, update_metrics = state, {}
 
-    metrics = {
-        **reward_metrics(batch),
-        **sample_metrics(batch.samples, base_version),
-        **packing_metrics(micro),
-        **token_metrics(gradient.tokens, batch.samples, base_version, spec.train),
-        **update_metrics,
-    }
     return _Draft(
         version=number,
         state=new_state,
         make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
-        metrics=metrics,
+        metrics={
+            **reward_metrics(batch),
+            **sample_metrics(batch.samples, base_version),
+            **packing_metrics(micro),
+            **update_metrics,
+        },
         num_tokens=int(batch.lengths_S.sum()),
         dropped_group_ids=dropped_group_ids,
+        skipped=skipped,
     )
 
 
@@ -208,6 +215,7 @@ class _Draft:
     metrics: Metrics = field(default_factory=Metrics)
     num_tokens: int = 0
     dropped_group_ids: tuple[str, ...] = ()
+    skipped: SkippedStep | None = None
 
 
 def _publish(
@@ -241,6 +249,7 @@ def _publish(
         canary=canary,
         metrics={**draft.metrics, **timer.metrics(draft.num_tokens)},
         dropped_group_ids=draft.dropped_group_ids,
+        skipped=draft.skipped,
     )
     context.check()
     try:

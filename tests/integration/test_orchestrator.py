@@ -19,6 +19,7 @@ from offbeat.contracts.jobs import (
     WorkerEvent,
     WorkerRole,
 )
+from offbeat.contracts.weights import SkippedStep
 from offbeat.errors import ConflictError, LeaseLostError, NotFoundError
 from offbeat.objects import S3ObjectStore
 from services.orchestrator.schema import Base, GroupRow, JobRow
@@ -516,6 +517,26 @@ def test_a_step_of_a_finished_run_is_replayed(
     answer = http.get(f"/v1/runs/{run_id}/replays/{asked.json()['id']}").json()
     assert (answer["status"], answer["is_same"]) == ("done", False)
     assert kinds(http, run_id)[-1] == "replayed"
+
+
+def test_a_skipped_step_is_an_event(orchestrator: Orchestrator, http: httpx.Client) -> None:
+    run_id = submit(http)
+    hand = Hand(orchestrator)
+    set_up(hand)
+    hand.work(GENERATOR)
+    lease = hand.lease(TRAINER)
+    assert lease is not None
+    output = plausible_output(lease)
+    assert output.kind == "train"
+    skipped = SkippedStep(reason="the loss is nan", in_a_row=1, batch_key="runs/x/skipped/1.json")
+    manifest = output.manifest.model_copy(update={"skipped": skipped})
+    output = output.model_copy(update={"manifest": manifest})
+    request = CompleteRequest(attempt=1, worker_id="hand", output=output)
+    orchestrator.worker.complete(lease.job_id, request)
+    told = [event for event in events(http, run_id) if event["kind"] == "step_skipped"]
+    assert [(event["level"], event["data"]) for event in told] == [
+        ("warning", skipped.model_dump())
+    ]
 
 
 def test_the_schema_is_what_the_migrations_make(orchestrator: Orchestrator) -> None:

@@ -11,10 +11,16 @@ from safetensors.torch import load
 
 from offbeat import keys
 from offbeat.algorithms.packing import PackedBatch, Row
-from offbeat.contracts.jobs import Lease, ReadyGroup
+from offbeat.contracts.jobs import Lease, ReadyGroup, TrainInput
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import ADAPTER_FILES, ADAPTER_WEIGHTS, Manifest
-from offbeat.errors import IntegrityError, LeaseLostError, UnavailableError, WorkerError
+from offbeat.errors import (
+    IntegrityError,
+    LeaseLostError,
+    PermanentJobError,
+    UnavailableError,
+    WorkerError,
+)
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
 from offbeat.tables import decode_rollouts, encode_rollouts
@@ -317,7 +323,7 @@ def test_a_step_of_which_every_group_was_refused_still_ends(run: Run, trainer: T
     assert hashes(manifest) == hashes(version_0)
 
 
-def test_a_loss_that_is_not_finite_is_never_published(
+def test_a_step_that_is_not_finite_is_skipped_and_the_third_in_a_row_is_fatal(
     store: S3ObjectStore, proxy: RunningProxy, trainer: Trainer
 ) -> None:
     """W13. Without a correction a ratio of e^1000 meets a negative advantage."""
@@ -325,9 +331,32 @@ def test_a_loss_that_is_not_finite_is_never_published(
     version_0 = run.init(trainer)
     impossible = Sample(ids=BAD, reward=0.0, logprobs=(-1000.0, -1.0))
     groups = run.put_groups(version_0, [[Sample(ids=GOOD, reward=1.0), impossible]])
-    with pytest.raises(WorkerError, match=r"loss of version 1 is inf: lower train.learning_rate"):
-        run.train(trainer, 0, groups)
-    assert run.proxy.version(run.run_id, 1) is None
+    first = run.train(trainer, 0, groups)
+    second = run.train(trainer, 1, groups)
+    assert hashes(first) == hashes(second) == hashes(version_0)
+    assert first.skipped is not None
+    assert second.skipped is not None
+    assert (first.skipped.in_a_row, second.skipped.in_a_row) == (1, 2)
+    assert first.skipped.reason == "the loss of version 1 is inf"
+    aside = TrainInput.model_validate_json(store.get(first.skipped.batch_key))
+    assert aside == TrainInput(base_version=0, groups=tuple(groups))
+    with pytest.raises(PermanentJobError, match=r"2 steps before this one were no better: lower"):
+        run.train(trainer, 2, groups)
+    assert run.proxy.version(run.run_id, 3) is None
+
+
+def test_a_good_step_ends_a_row_of_skipped_ones(
+    store: S3ObjectStore, proxy: RunningProxy, trainer: Trainer
+) -> None:
+    run = new_run(store, proxy, spec(train={"correction": "none"}))
+    version_0 = run.init(trainer)
+    impossible = Sample(ids=BAD, reward=0.0, logprobs=(-1000.0, -1.0))
+    bad = [[Sample(ids=GOOD, reward=1.0), impossible]]
+    run.train(trainer, 0, run.put_groups(version_0, bad))
+    assert run.train(trainer, 1, run.put_groups(version_0, STEP_GROUPS)).skipped is None
+    third = run.train(trainer, 2, run.put_groups(version_0, bad))
+    assert third.skipped is not None
+    assert third.skipped.in_a_row == 1
 
 
 def test_a_state_that_is_not_what_its_manifest_says_is_refused(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offbeat.contracts.run_spec import TrainSection
-from offbeat.errors import WorkerError
+from offbeat.errors import NotFiniteError
 from services.trainer.gradient import StepGradient, TokenRecord
 from services.trainer.optimizer import clipped, learning_rate, next_state, updated
 from services.trainer.state import starting_state
@@ -81,5 +81,5 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     gradient = StepGradient(
         gradients={"w": torch.tensor([1.0, torch.nan])}, loss=0.0, tokens=TOKENS
     )
-    with pytest.raises(WorkerError, match=r"norm is nan: lower train.learning_rate"):
+    with pytest.raises(NotFiniteError, match=r"norm of the gradient is nan"):
         next_state(state, gradient, TrainSection(steps=1), 0)

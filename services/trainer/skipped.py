@@ -1,0 +1,29 @@
+"""A step whose loss or gradient is not finite: skipped, set aside, and fatal when it keeps coming.
+
+The version is made all the same, with its parent's weights, so that the run goes on with other
+data.
+"""
+
+from offbeat import keys
+from offbeat.contracts.jobs import Lease, StepInput
+from offbeat.contracts.weights import Manifest, SkippedStep
+from offbeat.errors import NotFiniteError, PermanentJobError
+from offbeat.objects import ObjectStore
+
+SKIPPED_IN_A_ROW_MAX = 2
+"""A third one is no accident of the data."""
+
+
+def skip_step(
+    store: ObjectStore, lease: Lease, step: StepInput, parent: Manifest, error: NotFiniteError
+) -> SkippedStep:
+    """Set the batch aside. Raises `PermanentJobError` for the third skipped step in a row."""
+    key = keys.skipped_batch(lease.run_id, step.base_version + 1, lease.job_id, lease.attempt)
+    store.put(key, step.model_dump_json(indent=2).encode())
+    in_a_row = (parent.skipped.in_a_row if parent.skipped else 0) + 1
+    if in_a_row > SKIPPED_IN_A_ROW_MAX:
+        raise PermanentJobError(
+            f"{error.detail}, and {in_a_row - 1} steps before this one were no better: lower "
+            f"train.learning_rate, or look at the batch in {key}"
+        ) from error
+    return SkippedStep(reason=error.detail, in_a_row=in_a_row, batch_key=key)
