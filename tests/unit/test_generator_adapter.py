@@ -40,7 +40,7 @@ def test_a_folder_of_offbeat_is_read(tmp_path: Path) -> None:
 def test_a_folder_that_peft_wrote_is_read(tiny_model: Path, tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     config = LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM")
-    get_peft_model(base, config).save_pretrained(tmp_path)
+    get_peft_model(base, config).save_pretrained(str(tmp_path))
     layers = {
         name: module
         for name, module in AutoModelForCausalLM.from_pretrained(tiny_model).named_modules()
