@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
+from typing import Any
 
+import httpx
 from celery import Celery
 from pydantic import SecretStr
 
@@ -47,7 +49,9 @@ from services.orchestrator.migrate import migrate
 from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.store import Store
 from tests.servers import serve
+from tests.specs import spec_dict
 
+GENERATOR, TRAINER = WorkerRole.GENERATOR, WorkerRole.TRAINER
 SHA, OTHER_SHA = "ab" * 32, "cd" * 32
 
 
@@ -253,3 +257,32 @@ def plausible_manifest(lease: Lease, version: int) -> Manifest:
         canary=Canary(prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,)),
         metrics={"reward": 0.25 * version, "sample/staleness_mean": 0.5} if version else {},
     )
+
+
+def submit(http: httpx.Client, **changes: Any) -> str:
+    """Submit a small run with these changes; its id."""
+    response = http.post("/v1/runs", json=spec_dict(**changes))
+    assert response.status_code == 201, response.text
+    return response.json()["id"]
+
+
+def events(http: httpx.Client, run_id: str) -> list[dict[str, Any]]:
+    """The run's log so far."""
+    return http.get(f"/v1/runs/{run_id}/events", params={"limit": 1000}).json()["data"]
+
+
+def kinds(http: httpx.Client, run_id: str) -> list[str]:
+    """The kinds of its entries."""
+    return [event["kind"] for event in events(http, run_id)]
+
+
+def status(http: httpx.Client, run_id: str) -> str:
+    """The run's status."""
+    return http.get(f"/v1/runs/{run_id}").json()["status"]
+
+
+def set_up(hand: Hand) -> None:
+    """Prepare and initialise the only run."""
+    prepared, initialised = hand.work(GENERATOR), hand.work(TRAINER)
+    assert prepared is not None
+    assert initialised is not None

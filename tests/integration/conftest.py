@@ -1,0 +1,27 @@
+"""An orchestrator with an empty broker for each test, and a plain HTTP client of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from offbeat.objects import S3ObjectStore
+from tests.orchestrator import Orchestrator, running_orchestrator
+
+
+@pytest.fixture
+def orchestrator(tmp_path: Path, valkey_url: str, store: S3ObjectStore) -> Iterator[Orchestrator]:
+    """On a clock that only the test moves on."""
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+    with running_orchestrator(tmp_path, valkey_url, store) as running:
+        yield running
+
+
+@pytest.fixture
+def http(orchestrator: Orchestrator) -> Iterator[httpx.Client]:
+    """Speaks to it."""
+    with httpx.Client(base_url=orchestrator.url) as client:
+        yield client
