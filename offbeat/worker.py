@@ -17,18 +17,15 @@ import structlog
 from celery import Celery
 from celery.signals import setup_logging
 
-from offbeat.contracts.jobs import (
+from offbeat.contracts.jobs import JobKind, JobMessage, JobOutput, WorkerRole
+from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
     HeartbeatRequest,
-    JobKind,
-    JobMessage,
-    JobOutput,
     Lease,
     LeaseRequest,
     ServedVersion,
     WorkerReport,
-    WorkerRole,
 )
 from offbeat.errors import (
     ConflictError,

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import httpx
 
-from offbeat.contracts.jobs import (
+from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
     HeartbeatRequest,

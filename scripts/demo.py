@@ -24,7 +24,8 @@ from offbeat.contracts.runs import MetricSeries, RolloutView, RunEvent
 from offbeat.models import resolve_model
 from offbeat.specs import load_spec
 from scripts.parts import program
-from scripts.stack import Stack, StackError, StackOptions, interrupt_on_signals, running_stack
+from scripts.processes import StackError, interrupt_on_signals
+from scripts.stack import Stack, StackOptions, running_stack
 
 EXAMPLE = Path("examples/chain_sum.toml")
 SAMPLES_SHOWN = 3

@@ -39,15 +39,15 @@ class Part:
     is_ready: ReadyCheck
 
 
-def is_free(port: int) -> bool:
-    """Whether nothing listens on the port."""
+def port_near(wanted: int) -> int:
+    """The usual port where nothing listens on it, else any."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", wanted))
         except OSError:
-            return False
-        return True
+            return free_port()
+        return wanted
 
 
 def free_port() -> int:

@@ -9,33 +9,33 @@ goes on where it stopped.
 """
 
 import argparse
-import fcntl
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 from uuid import uuid4
 
-import httpx
 from pydantic import SecretStr
 
 from offbeat.errors import UnavailableError
 from offbeat.settings import ObjectStoreSettings
 from scripts import parts
 from scripts.parts import Part
+from scripts.processes import (
+    StackError,
+    answers,
+    end,
+    interrupt_on_signals,
+    last_lines,
+    locked,
+    worker_reports,
+)
 
-STOP_GRACE_S = 10.0
-"""Time between SIGTERM and SIGKILL: a worker hands its job back within it."""
-LOG_LINES_SHOWN = 25
 WATCH_INTERVAL_S = 0.2
 ORCHESTRATOR_PORT = 8000
 WEIGHT_PROXY_PORT = 8001
@@ -73,28 +73,23 @@ class Addresses:
     s3: str
 
 
-class StackError(Exception):
-    """A process of the stack ended, or never became ready."""
-
-
 class Stack:
     """The processes, in the order in which they were started."""
 
     def __init__(self, options: StackOptions) -> None:
         self.options = options
         self._running: list[tuple[Part, subprocess.Popen[bytes]]] = []
-        redis_port, s3_port = parts.free_port(), parts.free_port()
         self._ports = {
-            "orchestrator": _port_near(ORCHESTRATOR_PORT),
-            "weight_proxy": _port_near(WEIGHT_PROXY_PORT),
-            "redis": redis_port,
-            "s3": s3_port,
+            "orchestrator": parts.port_near(ORCHESTRATOR_PORT),
+            "weight_proxy": parts.port_near(WEIGHT_PROXY_PORT),
+            "redis": parts.free_port(),
+            "s3": parts.free_port(),
         }
         self.addresses = Addresses(
             orchestrator=f"http://127.0.0.1:{self._ports['orchestrator']}",
             weight_proxy=f"http://127.0.0.1:{self._ports['weight_proxy']}",
-            redis=f"redis://127.0.0.1:{redis_port}/0",
-            s3=f"http://127.0.0.1:{s3_port}",
+            redis=f"redis://127.0.0.1:{self._ports['redis']}/0",
+            s3=f"http://127.0.0.1:{self._ports['s3']}",
         )
         self.object_store = ObjectStoreSettings(
             endpoint_url=self.addresses.s3, secret_access_key=SecretStr(uuid4().hex)
@@ -110,7 +105,6 @@ class Stack:
             for part, process in zip(stage, processes, strict=True):
                 self._wait_until_ready(part, process)
             print(f" ready after {time.monotonic() - began:.1f} s", file=output)
-        self._write_addresses()
 
     def watch(self) -> None:
         """Raise `StackError` if a process has ended."""
@@ -122,7 +116,7 @@ class Stack:
         """End the workers, which still hand in what they have, then the services, then the rest."""
         workers = [pair for pair in self._running if pair[0].name.startswith(WORKER_ROLES)]
         for pairs in (workers, self._running):
-            _end([process for _, process in pairs if process.poll() is None])
+            end([process for _, process in pairs if process.poll() is None])
         self._running.clear()
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
@@ -146,7 +140,7 @@ class Stack:
         ]
         environment = self._environment()
         yield [
-            _service(name, name, environment, lambda url=f"{address}/readyz": _answers(url))
+            _service(name, name, environment, lambda url=f"{address}/readyz": answers(url))
             for name, address in (
                 ("orchestrator", self.addresses.orchestrator),
                 ("weight_proxy", self.addresses.weight_proxy),
@@ -174,7 +168,7 @@ class Stack:
         }
         url = f"{self.addresses.orchestrator}/v1/workers"
         return _service(
-            name, role, {**environment, **limits, **own}, lambda: _worker_reports(url, name)
+            name, role, {**environment, **limits, **own}, lambda: worker_reports(url, name)
         )
 
     def _environment(self) -> dict[str, str]:
@@ -222,28 +216,8 @@ class Stack:
 
     def _obituary(self, part: Part, code: int | None) -> str:
         path = self._log_path(part)
-        with path.open(errors="replace") as log:
-            last = "".join(deque(log, maxlen=LOG_LINES_SHOWN))
         state = "is not ready" if code is None else f"ended with exit code {code}"
-        return f"{part.name} {state}. The last lines of {path}:\n{last}"
-
-    def _write_addresses(self) -> None:
-        path = self.options.data_dir / "addresses.json"
-        path.write_text(json.dumps(vars(self.addresses), indent=2) + "\n")
-
-
-@contextmanager
-def locked(data_dir: Path) -> Iterator[None]:
-    """Hold the data folder, so that a second stack on it is refused instead of spoiling it."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StackError(
-                f"a stack is already running on {data_dir}: stop it, or name another --data-dir"
-            ) from None
-        yield
+        return f"{part.name} {state}. The last lines of {path}:\n{last_lines(path)}"
 
 
 @contextmanager
@@ -258,54 +232,11 @@ def running_stack(options: StackOptions, output: TextIO) -> Iterator[Stack]:
             stack.stop()
 
 
-def interrupt_on_signals() -> None:
-    """Make SIGTERM and SIGHUP end this process as Ctrl-C does: through its `finally` blocks."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, interrupt)
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to all, and SIGKILL to those that are left after the grace period."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + STOP_GRACE_S
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def _service(
     name: str, module: str, environment: Mapping[str, str], is_ready: parts.ReadyCheck
 ) -> Part:
     command = (sys.executable, "-m", f"services.{module}")
     return Part(name=name, command=command, environment=environment, is_ready=is_ready)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
-
-
-def _worker_reports(url: str, worker_id: str) -> bool:
-    try:
-        page = httpx.get(url, timeout=2).json()
-    except httpx.TransportError:
-        return False
-    return any(worker["id"] == worker_id and worker["status"] == "alive" for worker in page["data"])
-
-
-def _port_near(wanted: int) -> int:
-    """The usual port where it is free, else any."""
-    return wanted if parts.is_free(wanted) else parts.free_port()
 
 
 def main() -> int:
@@ -331,19 +262,15 @@ def main() -> int:
 
 
 def _welcome(stack: Stack) -> str:
-    return "\n".join(
-        (
-            "",
-            f"  REST API       {stack.addresses.orchestrator}   (documentation at /docs)",
-            f"  weight-proxy   {stack.addresses.weight_proxy}",
-            f"  logs           {stack.options.logs}/",
-            "",
-            f"  export OFFBEAT_URL={stack.addresses.orchestrator}",
-            "  .venv/bin/offbeat submit examples/chain_sum.toml --watch",
-            "",
-            "Ctrl-C stops everything.",
-        )
-    )
+    return f"""
+  REST API       {stack.addresses.orchestrator}   (documentation at /docs)
+  weight-proxy   {stack.addresses.weight_proxy}
+  logs           {stack.options.logs}/
+
+  export OFFBEAT_URL={stack.addresses.orchestrator}
+  .venv/bin/offbeat submit examples/chain_sum.toml --watch
+
+Ctrl-C stops everything."""
 
 
 if __name__ == "__main__":

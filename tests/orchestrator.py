@@ -15,27 +15,23 @@ from pydantic import SecretStr
 
 from offbeat import keys
 from offbeat.contracts.jobs import (
-    CompleteRequest,
     EvaluateInput,
     EvaluateOutput,
-    FailRequest,
     GenerateInput,
     GenerateOutput,
     InitInput,
     InitOutput,
     JobMessage,
     JobOutput,
-    Lease,
-    LeaseRequest,
     PrepareInput,
     PrepareOutput,
     ReplayInput,
     ReplayOutput,
     TrainInput,
     TrainOutput,
-    WorkerReport,
     WorkerRole,
 )
+from offbeat.contracts.leases import CompleteRequest, FailRequest, Lease, LeaseRequest, WorkerReport
 from offbeat.contracts.rollouts import GroupSummary
 from offbeat.contracts.weights import Canary, Manifest, VersionFile
 from offbeat.objects import S3ObjectStore

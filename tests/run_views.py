@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from offbeat.contracts.jobs import ServedVersion, WorkerReport, WorkerRole
+from offbeat.contracts.jobs import WorkerRole
+from offbeat.contracts.leases import ServedVersion, WorkerReport
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import (
     EventLevel,

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from offbeat import keys
-from offbeat.contracts.jobs import InitInput, JobInput, Lease, ReadyGroup, TrainInput
+from offbeat.contracts.jobs import InitInput, JobInput, ReadyGroup, TrainInput
+from offbeat.contracts.leases import Lease
 from offbeat.contracts.rollouts import Rollout
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import Manifest
@@ -17,8 +18,9 @@ from offbeat.tables import PromptRow, encode_prompts, encode_rollouts
 from offbeat.worker import JobContext
 from offbeat.worker_api import WeightProxyClient
 from services.trainer.memory import Memory
+from services.trainer.publish import Trainer
 from services.trainer.rollouts import published_hashes
-from services.trainer.run import Trainer, init, train
+from services.trainer.run import init, train
 
 PROMPT_IDS = (5, 6, 7, 8)
 

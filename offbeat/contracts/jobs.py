@@ -4,7 +4,6 @@ The queue carries a `JobMessage`: an id and an attempt. The worker leases the jo
 the rest with the lease; only the attempt that holds the lease can complete the job.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from offbeat.contracts.base import Contract
 from offbeat.contracts.rollouts import GroupSummary
-from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import Manifest, Sha256
 
 
@@ -58,9 +56,6 @@ class JobMessage(Contract):
 
     job_id: str
     attempt: Annotated[int, Field(ge=1)]
-
-
-# -- inputs ------------------------------------------------------------------------------------
 
 
 class PrepareInput(Contract):
@@ -138,9 +133,6 @@ JobInput = Annotated[
 ]
 
 
-# -- outputs -----------------------------------------------------------------------------------
-
-
 class PrepareOutput(Contract):
     """Where the prompts lie; row counts of both tables."""
 
@@ -199,80 +191,3 @@ JobOutput = Annotated[
     PrepareOutput | InitOutput | GenerateOutput | EvaluateOutput | TrainOutput | ReplayOutput,
     Field(discriminator="kind"),
 ]
-
-
-# -- the internal API --------------------------------------------------------------------------
-
-
-class LeaseRequest(Contract):
-    """`POST /internal/jobs/{id}/lease`."""
-
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
-
-
-class Lease(Contract):
-    """The right to work on a job until `expires_at`, and the job itself."""
-
-    job_id: str
-    attempt: int
-    run_id: str
-    run_name: str
-    spec: RunSpec
-    input: JobInput
-    expires_at: datetime
-    heartbeat_interval_s: Annotated[float, Field(gt=0)]
-
-
-class HeartbeatRequest(Contract):
-    """`POST /internal/jobs/{id}/heartbeat`: keeps the lease; 409 means stop."""
-
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
-    progress: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-class CompleteRequest(Contract):
-    """`POST /internal/jobs/{id}/complete`."""
-
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
-    output: JobOutput
-
-
-class FailRequest(Contract):
-    """`POST /internal/jobs/{id}/fail`: the attempt is over; permanent failures are not retried."""
-
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
-    message: Annotated[str, Field(max_length=4096)]
-    permanent: bool
-
-
-class ServedVersion(Contract):
-    """A version that an engine has loaded and proved."""
-
-    run_id: str
-    version: Annotated[int, Field(ge=0)]
-    adapter_sha256: Sha256
-
-
-class WorkerReport(Contract):
-    """`PUT /internal/workers/{id}`: sent every few seconds, also by an idle worker."""
-
-    role: WorkerRole
-    pool: str
-    engine: str
-    host: str
-    pid: int
-    started_at: datetime
-    serving: tuple[ServedVersion, ...] = ()
-
-
-class WorkerEvent(Contract):
-    """`POST /internal/runs/{run}/events`: something a worker saw that the run's log should hold."""
-
-    kind: Literal["version_served", "canary_failed", "reward_failed", "samples_lost"]
-    worker_id: str
-    message: Annotated[str, Field(max_length=4096)]
-    data: dict[str, str | int | float | bool | None] = Field(default_factory=dict)

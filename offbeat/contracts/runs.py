@@ -7,7 +7,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field, JsonValue
 
 from offbeat.contracts.base import Contract
-from offbeat.contracts.jobs import JobStatus, WorkerReport
+from offbeat.contracts.jobs import JobStatus
+from offbeat.contracts.leases import WorkerReport
 from offbeat.contracts.run_spec import RunSpec
 
 T = TypeVar("T")

@@ -24,7 +24,8 @@ from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
 from services.generator.prepare import prepare
 from services.generator.pull import Scratch
-from services.generator.rollout import Generator, generate
+from services.generator.rollout import generate
+from services.generator.sample import Generator
 from services.generator.settings import GeneratorSettings
 from services.generator.weights import RunPolicies
 

@@ -12,14 +12,8 @@ from offbeat.contracts.rollouts import Rollout
 from offbeat.rewards.scores import RewardFailure
 from offbeat.tables import PromptRow, encode_rollouts
 from offbeat.worker import JobContext
-from services.generator.rollout import (
-    Generator,
-    Group,
-    report_failures,
-    sample,
-    sampling_of,
-    scored_rollouts,
-)
+from services.generator.rows import report_failures, scored_rollouts
+from services.generator.sample import Generator, Group, sample, sampling_of
 
 log = structlog.get_logger(__name__)
 

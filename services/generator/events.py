@@ -5,7 +5,7 @@ from typing import Literal
 
 import structlog
 
-from offbeat.contracts.jobs import WorkerEvent
+from offbeat.contracts.leases import WorkerEvent
 from offbeat.errors import OffbeatError
 
 log = structlog.get_logger(__name__)

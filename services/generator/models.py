@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import structlog
 from transformers import PreTrainedTokenizerBase
 
-from offbeat.contracts.jobs import ServedVersion
+from offbeat.contracts.leases import ServedVersion
 from offbeat.contracts.run_spec import ModelSection
 from services.generator.engines.base import Engine
 from services.generator.weights import RunPolicies

@@ -19,7 +19,7 @@ import structlog
 
 from offbeat import keys
 from offbeat.canary import CanaryVerdict
-from offbeat.contracts.jobs import ServedVersion
+from offbeat.contracts.leases import ServedVersion
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import Manifest, PublishedVersion
 from offbeat.errors import IntegrityError, OffbeatError, UnavailableError

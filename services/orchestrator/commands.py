@@ -20,8 +20,7 @@ from services.orchestrator.admission import group_seed, prompt_row
 from services.orchestrator.groups import drop_groups, find_groups, group_id
 from services.orchestrator.jobs import add_job
 from services.orchestrator.lifecycle import end_run
-from services.orchestrator.runs import (
-    ZERO_VARIANCE,
+from services.orchestrator.run_state import (
     Command,
     Drop,
     End,
@@ -32,6 +31,7 @@ from services.orchestrator.runs import (
     Prepare,
     Train,
 )
+from services.orchestrator.runs import ZERO_VARIANCE
 from services.orchestrator.schema import GroupRow, RunRow
 from services.orchestrator.store import add_event
 

@@ -9,7 +9,7 @@ from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import Diagnosis
 from services.orchestrator.dependencies import ServicesDep, user
 from services.orchestrator.diagnosis import TrainSpan, diagnose, trainer_use
-from services.orchestrator.runs import GroupStatus
+from services.orchestrator.run_state import GroupStatus
 from services.orchestrator.schema import GroupRow, JobRow
 from services.orchestrator.state import alive_workers
 from services.orchestrator.store import find_run

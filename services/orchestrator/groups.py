@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.runs import EventLevel
-from services.orchestrator.runs import GroupStatus
+from services.orchestrator.run_state import GroupStatus
 from services.orchestrator.schema import GroupRow
 from services.orchestrator.store import add_event
 

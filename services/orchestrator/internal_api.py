@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Depends
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import (
+from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
     HeartbeatRequest,

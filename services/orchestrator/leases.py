@@ -10,12 +10,11 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import (
+from offbeat.contracts.jobs import JobKind, JobStatus
+from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
     HeartbeatRequest,
-    JobKind,
-    JobStatus,
     Lease,
     LeaseRequest,
 )
@@ -26,7 +25,7 @@ from services.orchestrator.groups import drop_groups, find_groups
 from services.orchestrator.jobs import INPUT, requeue
 from services.orchestrator.lifecycle import end_run
 from services.orchestrator.results import OUTPUT, apply_output
-from services.orchestrator.runs import RunAction
+from services.orchestrator.run_state import RunAction
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
 from services.orchestrator.store import add_event, lock_run
 

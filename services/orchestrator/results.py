@@ -17,7 +17,7 @@ from offbeat.contracts.runs import EventLevel
 from offbeat.contracts.weights import Manifest
 from offbeat.errors import InvalidRequestError
 from services.orchestrator.groups import drop_groups, find_groups, group_id, group_index
-from services.orchestrator.runs import GroupStatus
+from services.orchestrator.run_state import GroupStatus
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
 from services.orchestrator.store import add_event, add_metrics
 

@@ -27,7 +27,7 @@ from offbeat.data.checks import check_spec_data
 from offbeat.specs import validate_spec
 from services.orchestrator.dependencies import Services, ServicesDep, user
 from services.orchestrator.lifecycle import act
-from services.orchestrator.runs import RunAction
+from services.orchestrator.run_state import RunAction
 from services.orchestrator.schema import JobRow, MetricRow, RunRow, WorkerRow
 from services.orchestrator.store import create_run, events_after, find_run, lock_run
 from services.orchestrator.views import checkpoint_view, event_view, run_view, worker_view

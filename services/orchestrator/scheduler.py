@@ -22,7 +22,8 @@ from services.orchestrator.commands import carry_out
 from services.orchestrator.dispatch import Lane, WaitingJob, choose
 from services.orchestrator.jobs import requeue
 from services.orchestrator.leases import end_attempt
-from services.orchestrator.runs import RunAction, next_commands, next_status
+from services.orchestrator.run_state import RunAction
+from services.orchestrator.runs import next_commands, next_status
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.state import alive_workers, load_state
 from services.orchestrator.store import Store, add_event, lock_run

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
 from offbeat.contracts.runs import EventLevel, RunStatus
-from services.orchestrator.runs import GroupStatus
+from services.orchestrator.run_state import GroupStatus
 
 
 class Base(DeclarativeBase):

@@ -8,7 +8,7 @@ from offbeat.contracts.run_spec import RunSpec
 from services.orchestrator.dispatch import Lane
 from services.orchestrator.groups import find_groups
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
-from services.orchestrator.runs import Group, GroupStatus, RunState
+from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
 
 WORKER_LOST_S = 20.0

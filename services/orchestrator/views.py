@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import InitOutput, JobKind, JobStatus, TrainOutput, WorkerReport
+from offbeat.contracts.jobs import InitOutput, JobKind, JobStatus, TrainOutput
+from offbeat.contracts.leases import WorkerReport
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import CheckpointView, RunEvent, RunProgress, RunView, WorkerView
 from services.orchestrator.results import OUTPUT
-from services.orchestrator.runs import GroupStatus
+from services.orchestrator.run_state import GroupStatus
 from services.orchestrator.schema import EventRow, GroupRow, JobRow, MetricRow, RunRow, WorkerRow
 from services.orchestrator.state import WORKER_LOST_S
 

@@ -15,6 +15,7 @@ from offbeat.worker import JobRunner, Presence, consume, worker_identity
 from offbeat.worker_api import OrchestratorClient, WeightProxyClient
 from services.trainer import run
 from services.trainer.memory import Memory
+from services.trainer.publish import Trainer
 from services.trainer.rollouts import published_hashes
 from services.trainer.settings import TrainerSettings
 
@@ -47,11 +48,11 @@ def main() -> None:
     presence.stop()
 
 
-def build(settings: TrainerSettings) -> run.Trainer:
+def build(settings: TrainerSettings) -> Trainer:
     """The real parts; nothing is loaded and nothing has to answer yet."""
     store = S3ObjectStore.connect(settings.store)
     proxy = WeightProxyClient(settings.weight_proxy_url, settings.worker_token)
-    return run.Trainer(
+    return Trainer(
         store=store,
         proxy=proxy,
         published_hash=published_hashes(proxy),

@@ -9,37 +9,28 @@ publish of a version wins; whoever comes second adopts the winner's and drops it
 `init` makes version 0 and publishes it in the same way; `replay` audits a step by taking it again.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-
 import structlog
 
-from offbeat import keys
 from offbeat.contracts.jobs import (
     InitInput,
     InitOutput,
-    Lease,
     ReplayInput,
     ReplayOutput,
     StepInput,
     TrainInput,
     TrainOutput,
 )
-from offbeat.contracts.weights import ADAPTER_WEIGHTS, Canary, Manifest, SkippedStep
+from offbeat.contracts.leases import Lease
+from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest, SkippedStep
 from offbeat.errors import NotFiniteError, WorkerError
-from offbeat.objects import S3ObjectStore
 from offbeat.tables import decode_prompts
 from offbeat.worker import JobContext
-from offbeat.worker_api import VersionTakenError, WeightProxyClient
 from services.trainer import checkpoint
 from services.trainer.batch import StepBatch
 from services.trainer.canary import canary_prompt, first_canary, next_canary
 from services.trainer.gradient import micro_batches, step_gradient
 from services.trainer.initial import initial_adapter
-from services.trainer.memory import Memory
 from services.trainer.metrics import (
-    Metrics,
     Timer,
     packing_metrics,
     reward_metrics,
@@ -48,24 +39,12 @@ from services.trainer.metrics import (
 )
 from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
+from services.trainer.publish import Draft, Trainer, publish
 from services.trainer.rollouts import Group, fetch_groups, refusal
 from services.trainer.skipped import skip_step
 from services.trainer.state import TrainerState, starting_state
 
 log = structlog.get_logger(__name__)
-
-UPLOAD_THREADS = 4
-"""One for each file of a version."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
-    """The parts of a trainer process."""
-
-    store: S3ObjectStore
-    proxy: WeightProxyClient
-    published_hash: Callable[[str, int], str | None]
-    memory: Memory
 
 
 def init(context: JobContext, trainer: Trainer) -> InitOutput:
@@ -80,12 +59,12 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
     state = starting_state({name: master.to(policy.device) for name, master in adapter.items()})
     prompts = decode_prompts(trainer.store.get(lease.input.prompts_key))
     prompt_ids = canary_prompt(prompts[0].prompt_ids)
-    draft = _Draft(
+    draft = Draft(
         version=0,
         state=state,
         make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
     )
-    return InitOutput(manifest=_publish(context, trainer, policy, draft, timer))
+    return InitOutput(manifest=publish(context, trainer, policy, draft, timer))
 
 
 def train(context: JobContext, trainer: Trainer) -> TrainOutput:
@@ -102,7 +81,7 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput:
     parent = _published(trainer, lease.run_id, lease.input.base_version)
     state = trainer.memory.state(parent) or _stored_state(trainer, policy, parent)
     draft = _step(context, trainer, policy, parent, state, lease.input, timer)
-    return TrainOutput(manifest=_publish(context, trainer, policy, draft, timer))
+    return TrainOutput(manifest=publish(context, trainer, policy, draft, timer))
 
 
 def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
@@ -131,7 +110,7 @@ def _step(
     state: TrainerState,
     step: StepInput,
     timer: Timer,
-) -> "_Draft":
+) -> Draft:
     """The version that follows from the parent's state and the step's groups."""
     spec = context.lease.spec
     base_version, number = step.base_version, step.base_version + 1
@@ -158,7 +137,7 @@ def _step(
         skipped = skip_step(trainer.store, context.lease, step, parent, error)
         new_state, update_metrics = state, {}
 
-    return _Draft(
+    return Draft(
         version=number,
         state=new_state,
         make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
@@ -203,60 +182,3 @@ def _usable_groups(
             dropped.append(group_id)
             log.warning("Refused a group.", group=group_id, reason=reason)
     return usable, tuple(dropped)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Draft:
-    """A version that is not published yet."""
-
-    version: int
-    state: TrainerState
-    make_canary: Callable[[], Canary]
-    metrics: Metrics = field(default_factory=Metrics)
-    num_tokens: int = 0
-    dropped_group_ids: tuple[str, ...] = ()
-    skipped: SkippedStep | None = None
-
-
-def _publish(
-    context: JobContext, trainer: Trainer, policy: Policy, draft: _Draft, timer: Timer
-) -> Manifest:
-    """Upload the files, then the manifest. Returns the manifest that won.
-
-    The upload waits on the network while the canary computes.
-    """
-    lease, spec = context.lease, context.lease.spec
-    prefix = keys.version_prefix(lease.run_id, draft.version, lease.job_id, lease.attempt)
-    with timer.part("publish"), ThreadPoolExecutor(UPLOAD_THREADS) as pool:
-        files = checkpoint.encode(draft.state, policy, spec)
-        uploads = [pool.submit(trainer.store.put, prefix + name, files[name]) for name in files]
-        canary = draft.make_canary()
-        for upload in uploads:
-            upload.result()
-    manifest = Manifest(
-        run_id=lease.run_id,
-        version=draft.version,
-        parent=draft.version - 1 if draft.version else None,
-        job_id=lease.job_id,
-        attempt=lease.attempt,
-        prefix=prefix,
-        files=checkpoint.describe(files),
-        base_model=spec.model.id,
-        base_revision=spec.model.revision,
-        rank=spec.lora.rank,
-        alpha=spec.lora.alpha,
-        target_modules=policy.target_modules,
-        canary=canary,
-        metrics={**draft.metrics, **timer.metrics(draft.num_tokens)},
-        dropped_group_ids=draft.dropped_group_ids,
-        skipped=draft.skipped,
-    )
-    context.check()
-    try:
-        published = trainer.proxy.publish(manifest)
-    except VersionTakenError as taken:
-        log.info("Another trainer published the version first: adopted it.", version=draft.version)
-        return taken.winner.manifest
-    trainer.memory.keep(published.manifest, draft.state)
-    log.info("Published a version.", version=draft.version, step_s=round(timer.total_s(), 2))
-    return published.manifest

@@ -5,7 +5,8 @@ data.
 """
 
 from offbeat import keys
-from offbeat.contracts.jobs import Lease, StepInput
+from offbeat.contracts.jobs import StepInput
+from offbeat.contracts.leases import Lease
 from offbeat.contracts.weights import Manifest, SkippedStep
 from offbeat.errors import NotFiniteError, PermanentJobError
 from offbeat.objects import ObjectStore

@@ -11,14 +11,8 @@ import pytest
 import torch
 
 from offbeat import keys
-from offbeat.contracts.jobs import (
-    EvaluateInput,
-    GenerateInput,
-    GroupRequest,
-    JobInput,
-    Lease,
-    WorkerEvent,
-)
+from offbeat.contracts.jobs import EvaluateInput, GenerateInput, GroupRequest, JobInput
+from offbeat.contracts.leases import Lease, WorkerEvent
 from offbeat.errors import LeaseLostError
 from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
@@ -30,7 +24,8 @@ from services.generator.engines.transformers import TransformersEngine
 from services.generator.evaluate import evaluate
 from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
-from services.generator.rollout import Generator, generate
+from services.generator.rollout import generate
+from services.generator.sample import Generator
 from services.generator.weights import RunPolicies
 from tests.policies import Reference, policy_tensors, upload_policy
 from tests.specs import spec

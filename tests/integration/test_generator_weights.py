@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbeat.contracts.jobs import WorkerEvent
+from offbeat.contracts.leases import WorkerEvent
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import ADAPTER_WEIGHTS, Canary
 from offbeat.errors import IntegrityError, UnavailableError

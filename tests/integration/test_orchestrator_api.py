@@ -8,10 +8,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from offbeat.contracts.jobs import (
-    LeaseRequest,
-    WorkerEvent,
-)
+from offbeat.contracts.leases import LeaseRequest, WorkerEvent
 from offbeat.errors import NotFoundError
 from offbeat.objects import S3ObjectStore
 from services.orchestrator.schema import Base

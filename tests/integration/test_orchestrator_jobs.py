@@ -6,10 +6,7 @@ import httpx
 import pytest
 import redis
 
-from offbeat.contracts.jobs import (
-    CompleteRequest,
-    LeaseRequest,
-)
+from offbeat.contracts.leases import CompleteRequest, LeaseRequest
 from offbeat.errors import LeaseLostError
 from offbeat.objects import S3ObjectStore
 from tests.orchestrator import (

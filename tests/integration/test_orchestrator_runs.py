@@ -3,12 +3,8 @@
 import httpx
 import pytest
 
-from offbeat.contracts.jobs import (
-    CompleteRequest,
-    HeartbeatRequest,
-    JobKind,
-    LeaseRequest,
-)
+from offbeat.contracts.jobs import JobKind
+from offbeat.contracts.leases import CompleteRequest, HeartbeatRequest, LeaseRequest
 from offbeat.contracts.weights import SkippedStep
 from offbeat.errors import ConflictError, LeaseLostError
 from services.orchestrator.schema import GroupRow, JobRow

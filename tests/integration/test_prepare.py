@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
 
-from offbeat.contracts.jobs import Lease, PrepareInput, PrepareOutput
+from offbeat.contracts.jobs import PrepareInput, PrepareOutput
+from offbeat.contracts.leases import Lease
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.errors import (
     InvalidDataError,

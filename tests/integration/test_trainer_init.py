@@ -14,7 +14,7 @@ from offbeat import keys
 from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS
 from offbeat.errors import PermanentJobError
 from offbeat.objects import S3ObjectStore
-from services.trainer.run import Trainer
+from services.trainer.publish import Trainer
 from tests.specs import spec
 from tests.trainer import Run, Sample, trainer_on
 from tests.weight_proxy import RunningProxy, running_proxy

@@ -11,7 +11,8 @@ from safetensors.torch import load
 
 from offbeat import keys
 from offbeat.algorithms.packing import PackedBatch, Row
-from offbeat.contracts.jobs import Lease, ReadyGroup, TrainInput
+from offbeat.contracts.jobs import ReadyGroup, TrainInput
+from offbeat.contracts.leases import Lease
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import ADAPTER_FILES, ADAPTER_WEIGHTS, Manifest
 from offbeat.errors import (
@@ -27,7 +28,8 @@ from offbeat.tables import decode_rollouts, encode_rollouts
 from offbeat.worker import JobContext
 from services.trainer.checkpoint import STATE_TENSORS
 from services.trainer.model import unscored
-from services.trainer.run import Trainer, train
+from services.trainer.publish import Trainer
+from services.trainer.run import train
 from tests.specs import spec
 from tests.trainer import PROMPT_IDS, Run, Sample, trainer_on
 from tests.weight_proxy import RunningProxy, running_proxy

@@ -17,7 +17,7 @@ from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import ADAPTER_FILES, Manifest
 from offbeat.objects import S3ObjectStore
 from services.trainer.checkpoint import STATE_TENSORS
-from services.trainer.run import Trainer
+from services.trainer.publish import Trainer
 from tests.specs import spec
 from tests.trainer import PROMPT_IDS, Run, Sample, trainer_on
 from tests.weight_proxy import RunningProxy, running_proxy

@@ -19,7 +19,8 @@ from offbeat.client import OffbeatClient
 from offbeat.contracts.runs import RunStatus, RunView
 from offbeat.objects import S3ObjectStore
 from scripts.parts import program
-from scripts.stack import Stack, StackError, StackOptions, running_stack
+from scripts.processes import StackError
+from scripts.stack import Stack, StackOptions, running_stack
 from tests.specs import spec_dict
 
 pytestmark = pytest.mark.system

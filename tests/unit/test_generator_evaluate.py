@@ -7,7 +7,7 @@ import pytest
 from offbeat.contracts.rollouts import Rollout
 from offbeat.tables import PromptRow
 from services.generator.evaluate import evaluation_groups, evaluation_metrics, pass_at_k
-from services.generator.rollout import summary
+from services.generator.rows import summary
 
 
 def row(prompt_id: str, sample: int, reward: float | None, num_tokens: int = 3) -> Rollout:

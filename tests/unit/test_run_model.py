@@ -19,8 +19,7 @@ from hypothesis.stateful import (
 from offbeat.contracts.jobs import JobKind
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import RunStatus
-from services.orchestrator.runs import (
-    GENERATION_FAILURES_MAX,
+from services.orchestrator.run_state import (
     Drop,
     End,
     Evaluate,
@@ -31,9 +30,8 @@ from services.orchestrator.runs import (
     RunAction,
     RunState,
     Train,
-    next_commands,
-    next_status,
 )
+from services.orchestrator.runs import GENERATION_FAILURES_MAX, next_commands, next_status
 from tests.specs import spec
 
 ENDING_STEPS_MAX = 2000

@@ -7,9 +7,7 @@ import pytest
 from offbeat.contracts.jobs import JobKind
 from offbeat.contracts.runs import RunStatus
 from offbeat.errors import ConflictError
-from services.orchestrator.runs import (
-    GENERATION_FAILURES_MAX,
-    TRANSITIONS,
+from services.orchestrator.run_state import (
     Drop,
     End,
     Evaluate,
@@ -20,6 +18,10 @@ from services.orchestrator.runs import (
     RunAction,
     RunState,
     Train,
+)
+from services.orchestrator.runs import (
+    GENERATION_FAILURES_MAX,
+    TRANSITIONS,
     next_commands,
     next_status,
 )
