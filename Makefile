@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 DATA_DIR ?= .offbeat
 
-.PHONY: help install demo up test lint format clean
+.PHONY: help install demo up test lint format bench-trainer bench-learning clean
 
 help: ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Offbeat needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -41,6 +41,12 @@ lint: install ## check style, types and the import rules
 format: install ## put the code in its standard form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-trainer: install ## measure a training step against TRL's
+	$(BIN)/python -m scripts.bench_trainer --data-dir $(DATA_DIR)
+
+bench-learning: install ## measure the time to a reward against TRL's
+	$(BIN)/python -m scripts.bench_learning --data-dir $(DATA_DIR)
 
 clean: ## remove the environment and all data of the embedded stack
 	rm -rf $(VENV) .offbeat

@@ -1,0 +1,1 @@
+"""The pieces of the benchmarks: workloads, the contenders as processes, figures and plots."""
