@@ -9,6 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from offbeat.contracts.jobs import JobKind, WorkerRole
 from offbeat.contracts.run_spec import ModelSection
+from offbeat.devices import device_of
 from offbeat.logs import configure_logs
 from offbeat.models import load_tokenizer, resolve_model
 from offbeat.objects import S3ObjectStore
@@ -118,13 +119,6 @@ def build(
         events=events,
         worker_id=worker_id,
     )
-
-
-def device_of(setting: str) -> torch.device:
-    """The device that the setting names; `auto` takes CUDA where there is one."""
-    if setting == "auto":
-        setting = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(setting)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.runs import EventLevel
@@ -24,6 +24,16 @@ def group_index(name: str) -> int:
 def find_groups(session: Session, *conditions: ColumnElement[bool]) -> list[GroupRow]:
     """The groups that meet the conditions, in order of their index."""
     return list(session.scalars(select(GroupRow).where(*conditions).order_by(GroupRow.index)))
+
+
+def count_groups(session: Session, run_id: str) -> dict[GroupStatus, int]:
+    """How many groups of the run have each status."""
+    rows = (
+        select(GroupRow.status, func.count())
+        .where(GroupRow.run_id == run_id)
+        .group_by(GroupRow.status)
+    )
+    return dict(session.execute(rows).all())
 
 
 def drop_groups(

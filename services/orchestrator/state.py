@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from offbeat.contracts.jobs import EvaluateInput, JobKind, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
 from services.orchestrator.dispatch import Lane
-from services.orchestrator.groups import find_groups
+from services.orchestrator.groups import count_groups, find_groups
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
 from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
@@ -23,13 +23,7 @@ def load_state(session: Session, run: RunRow, now: float) -> RunState:
         .where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
         .group_by(JobRow.kind)
     ).all()
-    groups = dict(
-        session.execute(
-            select(GroupRow.status, func.count())
-            .where(GroupRow.run_id == run.id)
-            .group_by(GroupRow.status)
-        ).all()
-    )
+    groups = count_groups(session, run.id)
     ready = find_groups(session, GroupRow.run_id == run.id, GroupRow.status == GroupStatus.READY)
     evaluations = session.scalars(
         select(JobRow.input).where(JobRow.run_id == run.id, JobRow.kind == JobKind.EVALUATE)

@@ -1,19 +1,19 @@
 """Rows as users read them."""
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import InitOutput, JobKind, JobStatus, TrainOutput
 from offbeat.contracts.leases import WorkerReport
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import CheckpointView, RunEvent, RunProgress, RunView, WorkerView
+from services.orchestrator.groups import count_groups
 from services.orchestrator.results import OUTPUT
 from services.orchestrator.run_state import GroupStatus
-from services.orchestrator.schema import EventRow, GroupRow, JobRow, MetricRow, RunRow, WorkerRow
+from services.orchestrator.schema import EventRow, JobRow, MetricRow, RunRow, WorkerRow
 from services.orchestrator.state import WORKER_LOST_S
 
 ETA_STEPS = 10
@@ -47,13 +47,7 @@ def run_view(session: Session, run: RunRow, now: float) -> RunView:
 def _progress(session: Session, run: RunRow, spec: RunSpec, now: float) -> RunProgress:
     version = run.version or 0
     metrics = _metrics_at(session, run.id, version)
-    groups: Mapping[GroupStatus, int] = dict(
-        session.execute(
-            select(GroupRow.status, func.count())
-            .where(GroupRow.run_id == run.id)
-            .group_by(GroupRow.status)
-        ).all()
-    )
+    groups = count_groups(session, run.id)
     return RunProgress(
         step=version,
         steps=spec.train.steps,

@@ -7,6 +7,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from offbeat.contracts.jobs import JobKind, WorkerRole
+from offbeat.devices import device_of
 from offbeat.logs import configure_logs
 from offbeat.models import resolve_model
 from offbeat.objects import S3ObjectStore
@@ -61,13 +62,6 @@ def build(settings: TrainerSettings) -> Trainer:
             device_of(settings.device),
         ),
     )
-
-
-def device_of(setting: str) -> torch.device:
-    """The device that the setting names; `auto` takes CUDA where there is one."""
-    if setting == "auto":
-        setting = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(setting)
 
 
 def make_deterministic() -> None:

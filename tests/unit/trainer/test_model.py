@@ -18,8 +18,8 @@ from transformers import (
 
 from offbeat.algorithms.packing import PackedBatch, Row
 from offbeat.contracts.run_spec import LoraSection, ModelSection
+from offbeat.devices import device_of
 from offbeat.errors import PermanentJobError
-from services.trainer.__main__ import device_of
 from services.trainer.initial import seeded_adapter
 from services.trainer.model import Policy, unscored
 from tests.tiny_model import write_tiny_model
