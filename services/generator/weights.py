@@ -144,6 +144,8 @@ class RunPolicies:
                 try:
                     self._look_for_newer()
                 except Exception as error:
+                    if self._shelf.closed:
+                        break
                     expected = isinstance(error, OffbeatError)
                     log.warning(
                         "A newer version is not ready.",

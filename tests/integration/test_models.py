@@ -35,10 +35,9 @@ def test_an_alias_is_converted_once_also_by_two_at_a_time(tmp_path: Path) -> Non
     with capture_logs() as logs, ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: resolve_model(model, tmp_path, None), range(2)))
     assert folders == [tmp_path / "smollm2-135m-instruct"] * 2
-    assert [entry["event"] for entry in logs] == [
-        "Converting a model from GGUF, once.",
-        "Converted the model.",
-    ]
+    # The threads of other suites may still log their own end.
+    conversions = [entry["event"] for entry in logs if entry["event"].startswith("Convert")]
+    assert conversions == ["Converting a model from GGUF, once.", "Converted the model."]
     weights = (folders[0] / "model.safetensors").read_bytes()
     assert hashlib.sha256(weights).hexdigest() == SMOLLM2_SHA256
     assert json.loads((folders[0] / "config.json").read_text())["max_position_embeddings"] == 8192
