@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 
 from offbeat import keys
-from offbeat.contracts.jobs import InitInput, JobInput, ReadyGroup, TrainInput
+from offbeat.contracts.jobs import InitInput, JobInput, ReadyGroup, TrainInput, TrainOutput
 from offbeat.contracts.leases import Lease
 from offbeat.contracts.rollouts import Rollout
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import Manifest
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import PromptRow, encode_prompts, encode_rollouts
-from offbeat.worker import JobContext
+from offbeat.worker import HandIn, JobContext
 from offbeat.worker_api import WeightProxyClient
 from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
-from services.trainer.rollouts import published_hashes
+from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.run import init, train
 
 PROMPT_IDS = (5, 6, 7, 8)
@@ -30,6 +30,7 @@ def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> T
     return Trainer(
         store=store,
         proxy=proxy,
+        rollouts=RolloutFetcher(store),
         published_hash=published_hashes(proxy),
         memory=Memory(lambda _: model, torch.device("cpu")),
     )
@@ -49,6 +50,13 @@ def lease_of(
         expires_at=datetime(2030, 1, 1, tzinfo=UTC),
         heartbeat_interval_s=5.0,
     )
+
+
+def finished(result: TrainOutput | HandIn) -> Manifest:
+    """The manifest that won, after the hand-in."""
+    output = result.finish() if isinstance(result, HandIn) else result
+    assert isinstance(output, TrainOutput)
+    return output.manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +96,9 @@ class Run:
         attempt: int = 1,
     ) -> Manifest:
         """Publish the next version."""
-        return train(
-            JobContext(self.train_lease(base_version, groups, job_id, attempt)), trainer
-        ).manifest
+        return finished(
+            train(JobContext(self.train_lease(base_version, groups, job_id, attempt)), trainer)
+        )
 
     def train_lease(
         self,

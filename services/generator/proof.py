@@ -20,13 +20,24 @@ def check_manifest(manifest: Manifest, model: ModelSection, folder: Path) -> Non
         )
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
-        told = (config["r"], config["lora_alpha"], set(config["target_modules"]))
+        told = (
+            config["r"],
+            config["lora_alpha"],
+            bool(config.get("use_rslora")),
+            set(config["target_modules"]),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{ADAPTER_CONFIG} cannot be read: {error!r}") from error
-    if told != (manifest.rank, manifest.alpha, set(manifest.target_modules)):
+    expected = (
+        manifest.rank,
+        manifest.alpha,
+        manifest.use_rslora,
+        set(manifest.target_modules),
+    )
+    if told != expected:
         raise IntegrityError(
-            f"{ADAPTER_CONFIG} has rank, alpha and targets {told}, the manifest "
-            f"({manifest.rank}, {manifest.alpha}, {set(manifest.target_modules)})"
+            f"{ADAPTER_CONFIG} has rank, alpha, use_rslora and targets {told}, the manifest "
+            f"{expected}"
         )
 
 

@@ -16,9 +16,10 @@ class TrainSpan:
     """The times of one train job, in seconds since the epoch."""
 
     created_at: float
-    """All its groups were ready and the step before was done."""
+    """All its groups were ready and the step before was computed."""
     leased_at: float
-    finished_at: float
+    computed_at: float
+    """From here on the trainer was free for the next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +35,10 @@ def trainer_use(spans: Sequence[TrainSpan]) -> TrainerUse | None:
     """None before the first step is done. The spans are in order."""
     if not spans:
         return None
-    total = spans[-1].finished_at - spans[0].created_at
+    total = spans[-1].computed_at - spans[0].created_at
     if total <= 0:
         return None
-    busy = sum(span.finished_at - span.leased_at for span in spans)
+    busy = sum(span.computed_at - span.leased_at for span in spans)
     idle = sum(span.leased_at - span.created_at for span in spans)
     return TrainerUse(busy_fraction=busy / total, idle_while_ready_fraction=idle / total)
 
@@ -80,11 +81,18 @@ def _verdict(
     if status is not RunStatus.RUNNING:
         return f"The run is {status}{f': {reason}' if reason else ''}."
     if not generators:
-        return f"No generator is alive in pool {pool!r}: start one, or look at its log."
+        return _nobody("generator", pool)
     if not trainers:
-        return f"No trainer is alive in pool {pool!r}: start one, or look at its log."
+        return _nobody("trainer", pool)
     if use is None:
         return "The run is being set up: no step is done yet."
     if use.busy_fraction >= TRAINER_BOUND_FRACTION:
         return "Trainer-bound: more generators would not make the run faster."
     return "Generation-bound: more or faster generators would make the run faster."
+
+
+def _nobody(role: str, pool: str) -> str:
+    return (
+        f"No {role} of pool {pool!r} takes jobs: start one, or see in `offbeat workers` which are "
+        "lost or in quarantine."
+    )

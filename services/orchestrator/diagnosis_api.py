@@ -46,7 +46,11 @@ def _train_spans(session: Session, run_id: str) -> list[TrainSpan]:
         .order_by(JobRow.seq)
     )
     return [
-        TrainSpan(created_at=row.created_at, leased_at=row.leased_at, finished_at=row.finished_at)
+        TrainSpan(
+            created_at=row.created_at,
+            leased_at=row.leased_at,
+            computed_at=row.computed_at or row.finished_at,
+        )
         for row in rows
         if row.leased_at is not None and row.finished_at is not None
     ]

@@ -7,17 +7,18 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from offbeat.contracts.jobs import JobKind, WorkerRole
+from offbeat.departure import Departure
 from offbeat.devices import device_of
 from offbeat.logs import configure_logs
 from offbeat.models import resolve_model
-from offbeat.objects import S3ObjectStore
+from offbeat.objects import WORKER_RETRY_S, S3ObjectStore
 from offbeat.queue import create_celery
 from offbeat.worker import JobRunner, Presence, consume, worker_identity
 from offbeat.worker_api import OrchestratorClient, WeightProxyClient
 from services.trainer import run
 from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
-from services.trainer.rollouts import published_hashes
+from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.settings import TrainerSettings
 
 log = structlog.get_logger(__name__)
@@ -30,7 +31,9 @@ def main() -> None:
     disable_progress_bar()
     make_deterministic()
     trainer = build(settings)
-    orchestrator = OrchestratorClient(settings.orchestrator_url, settings.worker_token)
+    orchestrator = OrchestratorClient(
+        settings.orchestrator_url, settings.worker_token, ca_file=settings.ca_file
+    )
     worker_id = worker_identity(settings, WorkerRole.TRAINER)
     runner = JobRunner(
         orchestrator,
@@ -45,17 +48,22 @@ def main() -> None:
     presence = Presence(orchestrator, worker_id, WorkerRole.TRAINER, settings.pool, engine)
     presence.start()
     log.info("The trainer is ready.", worker=worker_id, threads=torch.get_num_threads())
-    consume(create_celery(settings.queue, "trainer"), runner, WorkerRole.TRAINER, settings.pool)
+    departure = Departure(runner, presence, settings.grace_s)
+    app = create_celery(settings.queue, "trainer")
+    consume(app, runner, WorkerRole.TRAINER, settings.pool, departure.begin)
     presence.stop()
 
 
 def build(settings: TrainerSettings) -> Trainer:
     """The real parts; nothing is loaded and nothing has to answer yet."""
-    store = S3ObjectStore.connect(settings.store)
-    proxy = WeightProxyClient(settings.weight_proxy_url, settings.worker_token)
+    store = S3ObjectStore.connect(settings.store, retry_for_s=WORKER_RETRY_S)
+    proxy = WeightProxyClient(
+        settings.weight_proxy_url, settings.worker_token, ca_file=settings.ca_file
+    )
     return Trainer(
         store=store,
         proxy=proxy,
+        rollouts=RolloutFetcher(store),
         published_hash=published_hashes(proxy),
         memory=Memory(
             lambda model: resolve_model(model, settings.model_cache_dir, store),

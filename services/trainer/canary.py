@@ -8,7 +8,8 @@ from torch import Tensor
 
 from offbeat.algorithms.packing import PackedBatch, Row
 from offbeat.contracts.weights import Canary
-from services.trainer.model import Policy, Tensors, unscored
+from services.trainer.faithful import unscored
+from services.trainer.model import Policy, Tensors
 
 PROMPT_TOKENS_MAX = 64
 NEW_TOKENS = 8

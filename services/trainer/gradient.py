@@ -16,14 +16,14 @@ from torch import Tensor
 from offbeat.algorithms.corrections import CORRECTIONS, Correction, is_near_policy
 from offbeat.algorithms.kl import k3
 from offbeat.algorithms.losses import LOSSES, Clip, LossTokens
-from offbeat.algorithms.packing import PackedBatch, pack, with_signal
+from offbeat.algorithms.packing import ROW_TOKENS_MAX, PackedBatch, Row, pack, with_signal
 from offbeat.contracts.run_spec import RunSpec, TrainSection
 from offbeat.errors import NotFiniteError
 from services.trainer.batch import StepBatch
 from services.trainer.model import Policy
 
-CPU_TOKEN_BUDGET = 1024
-"""Tokens forwarded at once by default: larger batches leave the caches and are no faster."""
+CPU_TOKEN_BUDGET_MIN = 256
+"""Tokens forwarded at once that fill a CPU's matrix units: more cost memory and are no faster."""
 GPU_TOKEN_BUDGET = 8192
 """Activations of a model of a few billion parameters then stay well below 24 GB."""
 SEED_STRIDE = 1_000_003
@@ -70,11 +70,18 @@ class StepGradient:
 def micro_batches(batch: StepBatch, spec: RunSpec, device: torch.device) -> list[PackedBatch]:
     """The rows to forward. Without another term a zero advantage has no gradient: left out."""
     rows = batch.rows()
+    if not spec.train.beta and not LOSSES[spec.train.loss].holds_silent_tokens:
+        rows = with_signal(rows)
     budget = spec.train.token_budget
-    if budget == "auto":
-        budget = CPU_TOKEN_BUDGET if device.type == "cpu" else GPU_TOKEN_BUDGET
-    holds_silent_tokens = spec.train.beta or LOSSES[spec.train.loss].holds_silent_tokens
-    return pack(rows if holds_silent_tokens else with_signal(rows), budget)
+    return pack(rows, auto_token_budget(rows, device) if budget == "auto" else budget)
+
+
+def auto_token_budget(rows: Sequence[Row], device: torch.device) -> int:
+    """Room for the largest whole group, so that its prompt is computed once."""
+    if device.type != "cpu":
+        return GPU_TOKEN_BUDGET
+    largest = max((row.num_tokens for row in rows), default=0)
+    return min(max(largest, CPU_TOKEN_BUDGET_MIN), ROW_TOKENS_MAX)
 
 
 def step_gradient(
@@ -88,7 +95,8 @@ def step_gradient(
 ) -> StepGradient:
     """Forward and backward through all micro-batches; `between` hears the share that is done.
 
-    Raises `NotFiniteError` where the loss is not finite.
+    Raises `NotFiniteError` where the loss is not finite, `PermanentJobError` for a model that
+    does not keep packed completions apart.
     """
     loss = LOSSES[spec.train.loss]
     weights_S = loss.reduction(batch.lengths_S, spec.rollout.max_new_tokens)
@@ -98,6 +106,8 @@ def step_gradient(
     }
     total, records = 0.0, list[TokenRecord]()
     seed = (spec.train.seed + version * SEED_STRIDE) % 2**63
+    for micro_batch in batches:
+        policy.check_packing(micro_batch)
     with policy.training(spec.train.gradient_checkpointing, seed):
         for done, micro_batch in enumerate(batches):
             between(done / len(batches))

@@ -85,7 +85,13 @@ def _fetch(source: str, store: S3ObjectStore, proxy: WeightProxyClient) -> dict[
     published = proxy.version(run_id, int(version))
     if published is None:
         raise PermanentJobError(f"lora.init_from: run {run_id!r} has no version {version}")
-    return checkpoint.download(store, published.manifest, ADAPTER_FILES)
+    try:
+        return checkpoint.download(store, published.manifest, ADAPTER_FILES)
+    except ObjectNotFoundError as error:
+        raise PermanentJobError(
+            f"lora.init_from: version {version} of run {run_id!r} was removed, as its retention "
+            f"says: /v1/runs/{run_id}/checkpoints shows which ones are there"
+        ) from error
 
 
 def _fetch_folder(uri: str, store: S3ObjectStore) -> dict[str, bytes]:

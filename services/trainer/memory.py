@@ -1,7 +1,7 @@
 """What a trainer keeps between jobs: one base model, and the state of the last version it made.
 
-Both can be rebuilt from the store at any time. A state is used only for exactly the manifest it was
-kept under, so a publish that another trainer won, or a failed step, needs no clean-up.
+Both can be rebuilt from the store at any time. A state is used only for a version with exactly its
+bytes, so a publish that another trainer won, or one that failed, needs no clean-up.
 """
 
 from collections.abc import Callable
@@ -42,8 +42,15 @@ class Memory:
 
     def state(self, manifest: Manifest) -> TrainerState | None:
         """The state of this version, if it is the one held."""
-        return self._state if self._manifest == manifest else None
+        held = self._manifest is not None and self._manifest.files == manifest.files
+        return self._state if held else None
+
+    def sealed(self, run_id: str, version: int) -> Manifest | None:
+        """The manifest of this version, if its state is held: it may not be published yet."""
+        held = self._manifest
+        is_it = held is not None and (held.run_id, held.version) == (run_id, version)
+        return held if is_it and self._state is not None else None
 
     def keep(self, manifest: Manifest, state: TrainerState) -> None:
-        """Hold the state of a version that was published, in place of any other."""
+        """Hold the state of a sealed version, in place of any other."""
         self._manifest, self._state = manifest, state

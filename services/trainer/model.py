@@ -19,18 +19,23 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.algorithms.logprobs import completion_logprobs
-from offbeat.algorithms.packing import Completion, PackedBatch, Row
+from offbeat.algorithms.packing import PackedBatch
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from offbeat.errors import PermanentJobError
+from services.trainer.attention import row_layouts, use_packed_attention
+from services.trainer.faithful import (
+    PACKING_ERROR_MAX,
+    ShapeClass,
+    packing_error,
+    shape_class,
+    smallest_batch,
+)
 
 Tensors = Mapping[str, Tensor]
 """Adapter tensors under PEFT's names: `base_model.model. ... .q_proj.lora_A.weight`."""
 
 CHECKPOINTING_PARAMETERS_MIN = 1_000_000_000
 """Smaller models have room to keep their activations."""
-FORWARD_ERROR_MAX = 0.05
-"""Relative to the largest log-probability. bfloat16 rounding is about 0.003; a soft cap on the
-logits, a scale or an ignored mask is above 0.1."""
 
 
 class Policy:
@@ -48,6 +53,8 @@ class Policy:
         self._head_VD = cast(nn.Linear, self._base.get_output_embeddings()).weight.detach()
         self._float_head_VD = self._head_VD.float()
         self.dtype, self.device = self._head_VD.dtype, self._head_VD.device
+        self._is_sparse = self.device.type == "cpu" and use_packed_attention(self._base)
+        self._checked_shapes: set[ShapeClass] = set()
 
     @classmethod
     def load(
@@ -62,7 +69,7 @@ class Policy:
         policy = cls(cast(PeftModel, adapted.to(device).eval()))
         policy.config.base_model_name_or_path, policy.config.revision = model.id, model.revision
         policy._refuse_experts()
-        policy._refuse_unfaithful_forward()
+        policy.check_packing(smallest_batch())
         return policy
 
     @property
@@ -135,17 +142,52 @@ class Policy:
                 sums[name].add_(copy.grad)
                 copy.grad = None
 
+    @torch.no_grad()
+    def plain_distributions(self, ids: tuple[int, ...], num_last: int) -> Tensor:
+        """log pi of every token at the last places of a sequence, as the model itself computes
+        it: (num_last, V), float32."""
+        ids_BT = torch.tensor([ids], device=self.device)
+        attention = cast(str, self._base.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
+        self._base.set_attn_implementation("eager")
+        try:
+            logits_BTV: Tensor = self._model(
+                input_ids=ids_BT, use_cache=False, logits_to_keep=num_last + 1
+            ).logits
+        finally:
+            self._base.set_attn_implementation(attention)
+        return logits_BTV[0, -num_last - 1 : -1].float().log_softmax(-1)
+
+    def check_packing(self, batch: PackedBatch) -> None:
+        """Raise `PermanentJobError` where the model computes a packed batch of this shape class
+        otherwise than a sequence by itself. Looks at the first batch of each class."""
+        if (shape := shape_class(batch)) in self._checked_shapes:
+            return
+        error = packing_error(self, batch.to(self.device))
+        if not error <= PACKING_ERROR_MAX:
+            raise PermanentJobError(
+                f"the model {type(self._base).__name__} transforms its logits or attention in a "
+                f"way that the trainer does not know (relative error {error:.3f}): use another one"
+            )
+        self._checked_shapes.add(shape)
+
     def _hidden_ND(self, batch: PackedBatch) -> Tensor:
         self._refuse_beyond_window(int(batch.positions_BT.max()) + 1)
-        allowed_B1TT = batch.allowed_B1TT()
-        mask_B1TT = torch.zeros(allowed_B1TT.shape, dtype=self.dtype, device=self.device)
         hidden_BTD: Tensor = self._base.base_model(
             input_ids=batch.ids_BT,
             position_ids=batch.positions_BT,
-            attention_mask=mask_B1TT.masked_fill_(~allowed_B1TT, torch.finfo(self.dtype).min),
             use_cache=False,
+            **self._visibility(batch),
         ).last_hidden_state
         return hidden_BTD.flatten(0, 1)[batch.predictors_N]
+
+    def _visibility(self, batch: PackedBatch) -> dict[str, object]:
+        """What tells the model's attention which token may see which."""
+        if self._is_sparse:
+            return {"layouts": row_layouts(batch.segments_BT)}
+        allowed_B1TT = batch.allowed_B1TT()
+        mask_B1TT = torch.zeros(allowed_B1TT.shape, dtype=self.dtype, device=self.device)
+        smallest = torch.finfo(self.dtype).min
+        return {"attention_mask": mask_B1TT.masked_fill_(~allowed_B1TT, smallest)}
 
     def _refuse_beyond_window(self, num_tokens: int) -> None:
         window = getattr(self._base.config, "sliding_window", None)
@@ -163,35 +205,12 @@ class Policy:
                     "list lora.target_modules without the experts"
                 )
 
-    def _refuse_unfaithful_forward(self) -> None:
-        """A packed row through the bare head must be what the model computes by itself."""
-        prompt, neighbour, own = (1, 2, 3), (4, 5), (6, 7)
-        batch = PackedBatch.of_rows(
-            [Row(prompt_ids=prompt, completions=(unscored(neighbour), unscored(own)))]
-        )
-        packed_NV = self.distributions(batch.to(self.device))[-len(own) :]
-        ids_BT = torch.tensor([[*prompt, *own]], device=self.device)
-        with torch.no_grad():
-            logits_BTV: Tensor = self._model(input_ids=ids_BT, use_cache=False).logits
-        plain_NV = logits_BTV[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-        error = float((packed_NV - plain_NV).abs().max() / plain_NV.abs().max())
-        if not error <= FORWARD_ERROR_MAX:
-            raise PermanentJobError(
-                f"the model {type(self._base).__name__} transforms its logits or attention in a "
-                f"way that the trainer does not know (relative error {error:.3f}): use another one"
-            )
-
-
-def unscored(ids: tuple[int, ...]) -> Completion:
-    """A completion of which only the forward matters."""
-    return Completion(sample=0, ids=ids, behaviour_logprobs=(0.0,) * len(ids), advantage=0.0)
-
 
 def _load_base(folder: Path, model: ModelSection, device: torch.device) -> PreTrainedModel:
     loaded = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=getattr(torch, model.dtype),
-        # On CPUs the backward of fused attention is slower than the plain one.
+        # On CPUs packed attention takes its place, or the plain one where that cannot be.
         attn_implementation="eager" if device.type == "cpu" else "sdpa",
         local_files_only=True,
         output_loading_info=True,
@@ -214,6 +233,7 @@ def _lora_config(lora: LoraSection) -> LoraConfig:
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # pyright: ignore[reportArgumentType]
         target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=lora.dropout,
+        use_rslora=lora.use_rslora,
         bias="none",
         task_type="CAUSAL_LM",
     )

@@ -1,16 +1,23 @@
 """A version on its way out: the files first, the manifest last, and what happens to the loser.
 
+A version is sealed once it is computed: from then on its bytes are known, and the next step may
+start from it. Uploading it only waits for the network, beside that next step.
+
 The parts of a trainer process, which steps and publishing share, are here too.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import structlog
 
 from offbeat import keys
+from offbeat.contracts.jobs import TrainOutput
+from offbeat.contracts.leases import Lease
 from offbeat.contracts.weights import Canary, Manifest, SkippedStep
+from offbeat.errors import WorkerError
 from offbeat.objects import S3ObjectStore
 from offbeat.worker import JobContext
 from offbeat.worker_api import VersionTakenError, WeightProxyClient
@@ -18,6 +25,7 @@ from services.trainer import checkpoint
 from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics, Timer
 from services.trainer.model import Policy
+from services.trainer.rollouts import RolloutFetcher
 from services.trainer.state import TrainerState
 
 log = structlog.get_logger(__name__)
@@ -32,13 +40,14 @@ class Trainer:
 
     store: S3ObjectStore
     proxy: WeightProxyClient
+    rollouts: RolloutFetcher
     published_hash: Callable[[str, int], str | None]
     memory: Memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A version that is not published yet."""
+    """A step's result."""
 
     version: int
     state: TrainerState
@@ -49,45 +58,81 @@ class Draft:
     skipped: SkippedStep | None = None
 
 
-def publish(
-    context: JobContext, trainer: Trainer, policy: Policy, draft: Draft, timer: Timer
-) -> Manifest:
-    """Upload the files, then the manifest. Returns the manifest that won.
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """A version to the last byte, which nobody can see yet."""
 
-    The upload waits on the network while the canary computes.
+    manifest: Manifest
+    files: Mapping[str, bytes]
+
+
+def seal(lease: Lease, policy: Policy, draft: Draft, timer: Timer) -> Sealed:
+    """Encode the version and describe it. Raises `WorkerError` for a state that must not be seen.
+
+    The files come first: a canary of weights that are not finite would say nothing.
     """
-    lease, spec = context.lease, context.lease.spec
-    prefix = keys.version_prefix(lease.run_id, draft.version, lease.job_id, lease.attempt)
-    with timer.part("publish"), ThreadPoolExecutor(UPLOAD_THREADS) as pool:
+    spec = lease.spec
+    with timer.part("encode"):
         files = checkpoint.encode(draft.state, policy, spec)
-        uploads = [pool.submit(trainer.store.put, prefix + name, files[name]) for name in files]
+    with timer.part("canary"):
         canary = draft.make_canary()
-        for upload in uploads:
-            upload.result()
     manifest = Manifest(
         run_id=lease.run_id,
         version=draft.version,
         parent=draft.version - 1 if draft.version else None,
         job_id=lease.job_id,
         attempt=lease.attempt,
-        prefix=prefix,
+        prefix=keys.version_prefix(lease.run_id, draft.version, lease.job_id, lease.attempt),
         files=checkpoint.describe(files),
         base_model=spec.model.id,
         base_revision=spec.model.revision,
         rank=spec.lora.rank,
         alpha=spec.lora.alpha,
+        use_rslora=spec.lora.use_rslora,
         target_modules=policy.target_modules,
         canary=canary,
         metrics={**draft.metrics, **timer.metrics(draft.num_tokens)},
         dropped_group_ids=draft.dropped_group_ids,
         skipped=draft.skipped,
     )
+    return Sealed(manifest=manifest, files=files)
+
+
+def publish(
+    context: JobContext, trainer: Trainer, sealed: Sealed, parent: Manifest | None
+) -> TrainOutput:
+    """Upload the files, then the manifest. Returns the manifest that won.
+
+    Raises `WorkerError` where the parent was not published as the step knew it.
+    """
+    started_at = time.monotonic()
+    manifest = sealed.manifest
+    with ThreadPoolExecutor(UPLOAD_THREADS) as pool:
+        uploads = [
+            pool.submit(trainer.store.put, manifest.prefix + name, body)
+            for name, body in sealed.files.items()
+        ]
+        for upload in uploads:
+            upload.result()
     context.check()
+    _refuse_orphan(trainer, manifest, parent)
     try:
-        published = trainer.proxy.publish(manifest)
+        winner = trainer.proxy.publish(manifest).manifest
     except VersionTakenError as taken:
-        log.info("Another trainer published the version first: adopted it.", version=draft.version)
-        return taken.winner.manifest
-    trainer.memory.keep(published.manifest, draft.state)
-    log.info("Published a version.", version=draft.version, step_s=round(timer.total_s(), 2))
-    return published.manifest
+        winner = taken.winner.manifest
+        log.info("Another trainer published the version first.", version=manifest.version)
+    publish_s = time.monotonic() - started_at
+    log.info("The version is published.", version=manifest.version, publish_s=round(publish_s, 2))
+    return TrainOutput(manifest=winner, publish_s=publish_s)
+
+
+def _refuse_orphan(trainer: Trainer, manifest: Manifest, parent: Manifest | None) -> None:
+    """The step may have begun while its parent was still being handed in, and that may fail."""
+    if parent is None:
+        return
+    published = trainer.proxy.version(manifest.run_id, parent.version)
+    if published is None or published.manifest.files != parent.files:
+        raise WorkerError(
+            f"version {manifest.version} was computed from a version {parent.version} that was "
+            "not published: the step is taken again"
+        )

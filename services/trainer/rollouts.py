@@ -2,11 +2,13 @@
 
 A group counts only if every sample names a policy that was published under that very hash and is
 recent enough. The others are left out with their reason, and the manifest lists them.
+
+Rollouts that wait for later steps are fetched and decoded beside the step that computes.
 """
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
 from offbeat.contracts.jobs import ReadyGroup
@@ -18,6 +20,8 @@ from offbeat.tables import decode_rollouts
 from offbeat.worker_api import WeightProxyClient
 
 FETCH_THREADS = 8
+OBJECTS_AHEAD_MAX = 64
+"""Rollout objects held at once, a few MB each: those of this step and of the next ones."""
 HASHES_CACHED_MAX = 1024
 """Hashes never change once published; a run needs those of its last few versions."""
 
@@ -25,14 +29,47 @@ Group = tuple[Rollout, ...]
 """The samples of one prompt, in order."""
 
 
-def fetch_groups(store: ObjectStore, ready: Sequence[ReadyGroup]) -> dict[str, Group]:
+class RolloutFetcher:
+    """Rollout objects, decoded, most of them before they are needed. For one thread's use."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
+        self._objects: OrderedDict[str, Future[list[Rollout]]] = OrderedDict()
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Begin to fetch what will be needed soon."""
+        self._begin(keys)
+        self._forget_oldest()
+
+    def fetch(self, keys: Sequence[str]) -> dict[str, list[Rollout]]:
+        """The objects by key; they stay at hand, for groups of them that the next step takes."""
+        self._begin(keys)
+        rollouts = {key: self._objects[key].result() for key in keys}
+        self._forget_oldest()
+        return rollouts
+
+    def _begin(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            begun = self._objects.get(key)
+            if begun is None or (begun.done() and begun.exception()):
+                self._objects[key] = self._pool.submit(self._fetch, key)
+            self._objects.move_to_end(key)
+
+    def _forget_oldest(self) -> None:
+        while len(self._objects) > OBJECTS_AHEAD_MAX:
+            self._objects.popitem(last=False)
+
+    def _fetch(self, key: str) -> list[Rollout]:
+        return decode_rollouts(self._store.get(key))
+
+
+def fetch_groups(fetcher: RolloutFetcher, ready: Sequence[ReadyGroup]) -> dict[str, Group]:
     """The named groups by id, in the order given; one object may hold several of them."""
-    objects = sorted({group.rollouts_key for group in ready})
-    with ThreadPoolExecutor(FETCH_THREADS) as pool:
-        bodies = dict(zip(objects, pool.map(store.get, objects), strict=True))
+    objects = fetcher.fetch(sorted({group.rollouts_key for group in ready}))
     samples: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
-    for key, body in bodies.items():
-        for sample in decode_rollouts(body):
+    for key, rollouts in objects.items():
+        for sample in rollouts:
             samples[key, sample.group_id].append(sample)
     groups: dict[str, Group] = {}
     for group in ready:

@@ -4,7 +4,8 @@
 
 A step depends on nothing else, so the same parent and the same rollouts give the same bytes on the
 same hardware. It may stop anywhere before the publish and leaves no trace. The first complete
-publish of a version wins; whoever comes second adopts the winner's and drops its own.
+publish of a version wins; whoever comes second adopts the winner's and drops its own. The upload is
+left to run beside the next step, which starts from the version in memory.
 
 `init` makes version 0 and publishes it in the same way; `replay` audits a step by taking it again.
 """
@@ -22,9 +23,9 @@ from offbeat.contracts.jobs import (
 )
 from offbeat.contracts.leases import Lease
 from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest, SkippedStep
-from offbeat.errors import NotFiniteError, WorkerError
+from offbeat.errors import NotFiniteError
 from offbeat.tables import decode_prompts
-from offbeat.worker import JobContext
+from offbeat.worker import HandIn, JobContext
 from services.trainer import checkpoint
 from services.trainer.batch import StepBatch
 from services.trainer.canary import canary_prompt, first_canary, next_canary
@@ -39,7 +40,8 @@ from services.trainer.metrics import (
 )
 from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
-from services.trainer.publish import Draft, Trainer, publish
+from services.trainer.parent import parent_version, published_version, stored_state
+from services.trainer.publish import Draft, Trainer, publish, seal
 from services.trainer.rollouts import Group, fetch_groups, refusal
 from services.trainer.skipped import skip_step
 from services.trainer.state import TrainerState, starting_state
@@ -64,10 +66,12 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
         state=state,
         make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
     )
-    return InitOutput(manifest=publish(context, trainer, policy, draft, timer))
+    sealed = seal(lease, policy, draft, timer)
+    trainer.memory.keep(sealed.manifest, state)
+    return InitOutput(manifest=publish(context, trainer, sealed, None).manifest)
 
 
-def train(context: JobContext, trainer: Trainer) -> TrainOutput:
+def train(context: JobContext, trainer: Trainer) -> TrainOutput | HandIn:
     """Publish version `base_version + 1`: one optimizer step over the named groups."""
     lease = context.lease
     assert isinstance(lease.input, TrainInput)
@@ -78,20 +82,23 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput:
 
     timer = Timer()
     policy = trainer.memory.policy(lease.spec)
-    parent = _published(trainer, lease.run_id, lease.input.base_version)
-    state = trainer.memory.state(parent) or _stored_state(trainer, policy, parent)
+    parent = parent_version(context, trainer, lease.input.base_version)
+    state = trainer.memory.state(parent) or stored_state(trainer, policy, parent)
     draft = _step(context, trainer, policy, parent, state, lease.input, timer)
-    return TrainOutput(manifest=publish(context, trainer, policy, draft, timer))
+    sealed = seal(lease, policy, draft, timer)
+    trainer.memory.keep(sealed.manifest, draft.state)
+    log.info("The step is computed.", version=number, step_s=round(timer.total_s(), 2))
+    return HandIn(lambda: publish(context, trainer, sealed, parent))
 
 
 def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
     """Take a published step again, from what lies in the store, and compare the adapters."""
     lease = context.lease
     assert isinstance(lease.input, ReplayInput)
-    published = _published(trainer, lease.run_id, lease.input.base_version + 1)
-    parent = _published(trainer, lease.run_id, lease.input.base_version)
+    published = published_version(trainer, lease.run_id, lease.input.base_version + 1)
+    parent = published_version(trainer, lease.run_id, lease.input.base_version)
     policy = trainer.memory.policy(lease.spec)
-    state = _stored_state(trainer, policy, parent)
+    state = stored_state(trainer, policy, parent)
     draft = _step(context, trainer, policy, parent, state, lease.input, Timer())
     files = checkpoint.describe(checkpoint.encode(draft.state, policy, lease.spec))
     recomputed = next(file.sha256 for file in files if file.name == ADAPTER_WEIGHTS)
@@ -124,6 +131,7 @@ def _step(
     def between(done: float) -> None:
         context.progress = done
         context.check()
+        trainer.rollouts.prefetch(context.waiting_rollouts)
 
     skipped: SkippedStep | None = None
     try:
@@ -153,26 +161,13 @@ def _step(
     )
 
 
-def _published(trainer: Trainer, run_id: str, version: int) -> Manifest:
-    published = trainer.proxy.version(run_id, version)
-    if published is None:
-        raise WorkerError(f"version {version} of run {run_id!r} is not published")
-    return published.manifest
-
-
-def _stored_state(trainer: Trainer, policy: Policy, manifest: Manifest) -> TrainerState:
-    files = checkpoint.download(trainer.store, manifest, checkpoint.STATE_FILES)
-    log.info("Loaded the trainer's state.", version=manifest.version)
-    return checkpoint.decode(files, policy)
-
-
 def _usable_groups(
     trainer: Trainer, lease: Lease, job: StepInput
 ) -> tuple[list[Group], tuple[str, ...]]:
     """The groups to train on, and the ids of those that were refused."""
     usable: list[Group] = []
     dropped: list[str] = []
-    for group_id, group in fetch_groups(trainer.store, job.groups).items():
+    for group_id, group in fetch_groups(trainer.rollouts, job.groups).items():
         versions = {sample.policy_version for sample in group}
         hashes = {version: trainer.published_hash(lease.run_id, version) for version in versions}
         reason = refusal(group, job.base_version, lease.spec.staleness, hashes)

@@ -1,8 +1,10 @@
 """Jobs of the trainer through its front door: real store, real weight-proxy, a tiny real model."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -25,13 +27,14 @@ from offbeat.errors import (
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
 from offbeat.tables import decode_rollouts, encode_rollouts
-from offbeat.worker import JobContext
+from offbeat.worker import HandIn, JobContext
 from services.trainer.checkpoint import STATE_TENSORS
-from services.trainer.model import unscored
+from services.trainer.faithful import unscored
 from services.trainer.publish import Trainer
 from services.trainer.run import train
 from tests.specs import spec
-from tests.trainer import PROMPT_IDS, Run, Sample, trainer_on
+from tests.trainer import PROMPT_IDS, Run, Sample, finished, trainer_on
+from tests.waiting import wait_until
 from tests.weight_proxy import RunningProxy, running_proxy
 
 GOOD, BAD, WORSE = (20, 21, 22), (30, 31), (40,)
@@ -206,7 +209,7 @@ def test_a_trainer_that_comes_second_goes_on_from_the_winner(
         run.train_lease(0, late_groups, "late"),
         lambda: won.append(run.train(other, 0, groups, job_id="winner")),
     )
-    assert train(context, trainer).manifest == won[0]
+    assert finished(train(context, trainer)) == won[0]
     assert won[0].job_id == "winner"
     next_groups = run.put_groups(won[0], STEP_GROUPS, name="generate-1")
     after = run.train(trainer, 1, next_groups)
@@ -226,6 +229,82 @@ def test_a_job_that_was_taken_away_publishes_nothing_and_the_next_attempt_is_und
         train(context, trainer)
     assert run.proxy.version(run.run_id, 1) is None
     assert_same_step(run, trainer, groups, tiny_model)
+
+
+def test_the_next_step_starts_while_its_parent_is_handed_in(
+    run: Run, trainer: Trainer, tiny_model: Path
+) -> None:
+    """The versions are those of a trainer that publishes each step before the next."""
+    version_0 = run.init(trainer)
+    groups = run.put_groups(version_0, STEP_GROUPS)
+    late_groups = run.put_groups(version_0, STEP_GROUPS, name="late")
+    first = train(JobContext(run.train_lease(0, groups)), trainer)
+    second = train(JobContext(run.train_lease(1, late_groups)), trainer)
+    assert run.proxy.version(run.run_id, 1) is None
+    overlapped = [finished(first), finished(second)]
+    twin, other = new_run_like(run), trainer_on(tiny_model, run.store, run.proxy)
+    version_0 = twin.init(other)
+    plain = [twin.train(other, 0, twin.put_groups(version_0, STEP_GROUPS))]
+    plain += [twin.train(other, 1, twin.put_groups(version_0, STEP_GROUPS, name="late"))]
+    assert [hashes(manifest) for manifest in overlapped] == [hashes(one) for one in plain]
+
+
+def test_a_step_whose_parent_was_never_published_is_not_published(
+    run: Run, trainer: Trainer
+) -> None:
+    version_0 = run.init(trainer)
+    lost = train(JobContext(run.train_lease(0, run.put_groups(version_0, STEP_GROUPS))), trainer)
+    assert isinstance(lost, HandIn)
+    orphan = train(
+        JobContext(run.train_lease(1, run.put_groups(version_0, STEP_GROUPS, name="late"))), trainer
+    )
+    with pytest.raises(WorkerError, match="was not published: the step is taken again"):
+        finished(orphan)
+    assert run.proxy.version(run.run_id, 2) is None
+
+
+def test_a_step_whose_parent_lost_to_another_version_is_not_published(
+    run: Run, trainer: Trainer, tiny_model: Path
+) -> None:
+    version_0 = run.init(trainer)
+    groups = run.put_groups(version_0, STEP_GROUPS)
+    others = run.put_groups(version_0, [STEP_GROUPS[0]], name="others")
+    loser = train(JobContext(run.train_lease(0, others, "loser")), trainer)
+    orphan = train(JobContext(run.train_lease(1, groups)), trainer)
+    winner = run.train(trainer_on(tiny_model, run.store, run.proxy), 0, groups, job_id="winner")
+    assert finished(loser) == winner
+    with pytest.raises(WorkerError, match="was not published"):
+        finished(orphan)
+
+
+def test_rollouts_that_wait_for_the_next_step_are_fetched_beside_this_one(
+    run: Run, tiny_model: Path, s3_settings: ObjectStoreSettings
+) -> None:
+    store = CountingStore.connect(s3_settings)
+    assert isinstance(store, CountingStore)
+    trainer = trainer_on(tiny_model, store, run.proxy)
+    version_0 = run.init(trainer)
+    groups = run.put_groups(version_0, STEP_GROUPS)
+    waiting = run.put_groups(version_0, STEP_GROUPS, name="late")
+    key = waiting[0].rollouts_key
+    context = JobContext(run.train_lease(0, groups))
+    context.waiting_rollouts = (key,)
+    finished(train(context, trainer))
+    wait_until(lambda: store.reads[key] == 1)
+    run.train(trainer, 1, waiting)
+    assert store.reads[key] == 1
+
+
+class CountingStore(S3ObjectStore):
+    """A store that counts how often each object is read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        self.reads: Counter[str] = Counter()
+
+    def get(self, key: str) -> bytes:
+        self.reads[key] += 1
+        return super().get(key)
 
 
 class FailingStore(S3ObjectStore):
@@ -355,7 +434,8 @@ def test_a_good_step_ends_a_row_of_skipped_ones(
     impossible = Sample(ids=BAD, reward=0.0, logprobs=(-1000.0, -1.0))
     bad = [[Sample(ids=GOOD, reward=1.0), impossible]]
     run.train(trainer, 0, run.put_groups(version_0, bad))
-    assert run.train(trainer, 1, run.put_groups(version_0, STEP_GROUPS)).skipped is None
+    good = run.put_groups(version_0, STEP_GROUPS, name="good")
+    assert run.train(trainer, 1, good).skipped is None
     third = run.train(trainer, 2, run.put_groups(version_0, bad))
     assert third.skipped is not None
     assert third.skipped.in_a_row == 1

@@ -328,7 +328,7 @@ def test_the_manifest_carries_the_metrics_of_the_step(
     assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(0.0, abs=1e-5)
     assert metrics["grad_norm"] > 0
     assert metrics["entropy"] > 0
-    timed = {"step", "fwd_bwd", "rollout_fetch", "optimizer", "publish"}
+    timed = {"step", "fwd_bwd", "rollout_fetch", "optimizer", "encode", "canary"}
     assert {f"perf/{name}_s" for name in timed} <= metrics.keys()
     assert "perf/trained_tok_s" in metrics
     assert "kl" not in metrics

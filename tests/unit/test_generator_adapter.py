@@ -37,9 +37,18 @@ def test_a_folder_of_offbeat_is_read(tmp_path: Path) -> None:
     assert np.array_equal(b_OR.numpy(), tensors[B_NAME])
 
 
-def test_a_folder_that_peft_wrote_is_read(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("use_rslora", "scaling"), [(False, 1.5), (True, 3.0)])
+def test_a_folder_that_peft_wrote_is_read(
+    use_rslora: bool, scaling: float, tiny_model: Path, tmp_path: Path
+) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    config = LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=4,
+        lora_alpha=6,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        use_rslora=use_rslora,
+    )
     get_peft_model(base, config).save_pretrained(str(tmp_path))
     layers = {
         name: module
@@ -47,7 +56,7 @@ def test_a_folder_that_peft_wrote_is_read(tiny_model: Path, tmp_path: Path) -> N
         if isinstance(module, nn.Linear) and name != "lm_head"
     }
     adapter = read_adapter(tmp_path, layers)
-    assert adapter.scaling == 1.5
+    assert adapter.scaling == scaling
     assert adapter.factors.keys() == layers.keys()
 
 
@@ -91,7 +100,6 @@ def test_tensors_that_are_no_adapter_of_this_model_are_refused(
     ("change", "reason"),
     [
         ({"use_dora": True}, "use_dora"),
-        ({"use_rslora": True}, "use_rslora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"bias": "all"}, "bias all"),

@@ -69,7 +69,8 @@ class RunLife(RuleBasedStateMachine):
         self.version: int | None = None
         self.set_up: Counter[JobKind] = Counter()
         self.generate_jobs: list[GenerateJob] = []
-        self.train_job: Train | None = None
+        self.train_jobs: list[Train] = []
+        self.computed_steps = 0
         self.evaluated: set[int] = set()
         self.open_evaluations: list[int] = []
         self.ready: dict[int, int] = {}
@@ -87,12 +88,13 @@ class RunLife(RuleBasedStateMachine):
             version=self.version,
             open_jobs={
                 **self.set_up,
-                JobKind.TRAIN: int(self.train_job is not None),
+                JobKind.TRAIN: len(self.train_jobs),
                 JobKind.EVALUATE: len(self.open_evaluations),
             },
             evaluated=frozenset(self.evaluated),
             generating=sum(len(job.indexes) for job in self.generate_jobs),
-            training=len(self.train_job.indexes) if self.train_job else 0,
+            training=sum(len(job.indexes) for job in self.train_jobs),
+            computed_steps=self.computed_steps,
             ready=[Group(index=i, policy_version=v) for i, v in sorted(self.ready.items())],
             generation_failures=self.failures,
             generators=self.generators,
@@ -120,12 +122,13 @@ class RunLife(RuleBasedStateMachine):
                 self.next_group += count
                 self.generate_jobs.append(GenerateJob(indexes, version))
             case Train(base_version=base, indexes=indexes):
-                assert base == self.version
-                assert self.train_job is None
+                assert self.version is not None
+                assert base == self.version + self.computed_steps
+                assert len(self.train_jobs) == self.computed_steps
                 assert len(indexes) == self.spec.rollout.groups_per_step
                 for index in indexes:
                     assert base - self.ready.pop(index) <= self.spec.staleness.max_versions
-                self.train_job = command
+                self.train_jobs.append(command)
             case Drop(indexes=indexes, reason=reason):
                 for index in indexes:
                     del self.ready[index]
@@ -170,14 +173,28 @@ class RunLife(RuleBasedStateMachine):
         self.failures += 1
         self.decide()
 
-    @precondition(lambda self: self.train_job is not None)
+    @precondition(lambda self: self.train_jobs and not self.computed_steps)
+    @rule()
+    def compute_step(self) -> None:
+        self.computed_steps = 1
+        self.decide()
+
+    @precondition(lambda self: self.computed_steps)
+    @rule()
+    def lose_hand_in(self) -> None:
+        """The step is taken again; a later one may be under way already."""
+        self.computed_steps = 0
+        self.decide()
+
+    @precondition(lambda self: self.train_jobs)
     @rule()
     def finish_step(self) -> None:
-        assert self.train_job is not None
-        for index in self.train_job.indexes:
+        job = self.train_jobs.pop(0)
+        self.computed_steps = 0
+        for index in job.indexes:
             self.bury(index, "trained")
-        self.version = self.train_job.base_version + 1
-        self.train_job = None
+        assert job.base_version == self.version
+        self.version = job.base_version + 1
         self.decide()
 
     @precondition(lambda self: self.open_evaluations)
@@ -235,7 +252,7 @@ class RunLife(RuleBasedStateMachine):
             self.failures = 0
             self.ready |= dict.fromkeys(job.indexes, self.version or 0)
             self.decide()
-        elif self.train_job:
+        elif self.train_jobs:
             self.finish_step()
         elif self.open_evaluations:
             self.finish_evaluation()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offbeat.contracts.jobs import JobKind
+from offbeat.contracts.jobs import JobKind, WorkerRole
 from offbeat.contracts.runs import RunStatus
 from offbeat.errors import ConflictError
 from services.orchestrator.run_state import (
@@ -22,6 +22,7 @@ from services.orchestrator.run_state import (
 from services.orchestrator.runs import (
     GENERATION_FAILURES_MAX,
     TRANSITIONS,
+    missing_role,
     next_commands,
     next_status,
 )
@@ -55,6 +56,31 @@ def test_a_run_is_prepared_before_anything_else() -> None:
     state = running(prepared=False, version=None)
     assert next_commands(state) == [Prepare()]
     assert next_commands(replace(state, open_jobs={JobKind.PREPARE: 1})) == []
+
+
+def test_a_step_starts_beside_the_hand_in_of_the_one_before() -> None:
+    state = running(open_jobs={JobKind.TRAIN: 1}, training=2, ready=groups(0, 0))
+    assert not any(isinstance(command, Train) for command in next_commands(state))
+    (train,) = (
+        command
+        for command in next_commands(replace(state, computed_steps=1))
+        if isinstance(command, Train)
+    )
+    assert train == Train(base_version=1, indexes=(0, 1))
+
+
+def test_a_group_too_old_for_the_step_after_the_one_handed_in_is_dropped() -> None:
+    state = running(
+        version=1,
+        open_jobs={JobKind.TRAIN: 1},
+        training=2,
+        computed_steps=1,
+        ready=groups(0, 1, 1),
+    )
+    assert next_commands(state)[:2] == [
+        Drop(indexes=(0,), reason="stale"),
+        Train(base_version=2, indexes=(1, 2)),
+    ]
 
 
 def test_version_zero_is_made_before_anything_is_generated() -> None:
@@ -183,3 +209,13 @@ def test_a_refusal_says_what_is_possible() -> None:
         next_status(RunStatus.QUEUED, RunAction.RESUME)
     with pytest.raises(ConflictError, match="it cannot be changed any more"):
         next_status(RunStatus.SUCCEEDED, RunAction.CANCEL)
+
+
+def test_x3_open_jobs_without_anybody_to_do_them_name_who_is_missing() -> None:
+    state = running(runtime_s=30.0, open_jobs={JobKind.GENERATE: 2, JobKind.TRAIN: 1})
+    assert missing_role(state) is None
+    assert missing_role(replace(state, generators=0)) is WorkerRole.GENERATOR
+    assert missing_role(replace(state, trainers=0)) is WorkerRole.TRAINER
+    only_train = replace(state, generators=0, open_jobs={JobKind.TRAIN: 1})
+    assert missing_role(only_train) is None
+    assert missing_role(replace(state, generators=0, runtime_s=5.0)) is None

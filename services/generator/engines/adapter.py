@@ -5,6 +5,7 @@ policy without changing a shape, so it is refused. Axes: R rank, I inputs, O out
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,8 @@ NOT_PLAIN = (
     "target_parameters",
     "trainable_token_indices",
     "use_dora",
-    "use_rslora",
 )
-"""Settings of PEFT that make an adapter something else than W + (alpha / r) B A on each target."""
+"""Settings of PEFT that make an adapter something else than W + scaling B A on each target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def read_adapter(folder: Path, layers: Mapping[str, nn.Linear]) -> Adapter:
     Raises `IntegrityError` unless it is plain LoRA, finite, and has whole factors for exactly the
     layers that its configuration targets.
     """
-    rank, alpha, targets = _read_config(folder / ADAPTER_CONFIG)
+    rank, scaling, targets = _read_config(folder / ADAPTER_CONFIG)
     tensors = _read_tensors(folder / ADAPTER_WEIGHTS)
     targeted = [name for name in layers if _is_target(name, targets)]
     expected = {PEFT_PREFIX + name + factor for name in targeted for factor in FACTORS}
@@ -71,13 +71,14 @@ def read_adapter(folder: Path, layers: Mapping[str, nn.Linear]) -> Adapter:
                 f"{tuple(b_OR.shape)}: was a shard saved as if it were whole?"
             )
         factors[name] = (a_RI, b_OR)
-    return Adapter(factors=factors, scaling=alpha / rank)
+    return Adapter(factors=factors, scaling=scaling)
 
 
 def _read_config(path: Path) -> tuple[int, float, frozenset[str]]:
     try:
         config = json.loads(path.read_bytes())
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         targets = frozenset[str](config["target_modules"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{ADAPTER_CONFIG} is no PEFT configuration: {error!r}") from error
@@ -87,7 +88,7 @@ def _read_config(path: Path) -> tuple[int, float, frozenset[str]]:
             f"the adapter is not plain LoRA: type {config.get('peft_type')}, "
             f"bias {config.get('bias')}, {refused or 'nothing else'}"
         )
-    return rank, alpha, targets
+    return rank, scaling, targets
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -20,8 +20,9 @@ from offbeat.algorithms.packing import PackedBatch, Row
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from offbeat.devices import device_of
 from offbeat.errors import PermanentJobError
+from services.trainer.faithful import unscored
 from services.trainer.initial import seeded_adapter
-from services.trainer.model import Policy, unscored
+from services.trainer.model import Policy
 from tests.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")
@@ -86,6 +87,19 @@ def test_the_seeded_adapter_is_within_its_bounds() -> None:
     assert 0.15 < factor.abs().max() <= 0.2
     assert factor.std(correction=0) == pytest.approx(0.2 / 3**0.5, rel=0.1)
     assert adapter["m.lora_B.weight"].count_nonzero() == 0
+
+
+def test_rslora_scales_by_the_root_of_the_rank(tiny_model: Path) -> None:
+    """alpha / sqrt(4) of 8 is what plain LoRA makes of an alpha of 16."""
+    rank_stabilised, plain = (
+        Policy.load(tiny_model, ModelSection(id="tiny", dtype="float32"), lora, CPU)
+        for lora in (LoraSection(rank=4, alpha=8, use_rslora=True), LoraSection(rank=4, alpha=16))
+    )
+    masters = {name: tensor + 0.1 for name, tensor in seeded_adapter(plain.shapes, 0).items()}
+    rank_stabilised.install(masters)
+    plain.install(masters)
+    tried = batch((7, 8))
+    assert torch.equal(rank_stabilised.distributions(tried), plain.distributions(tried))
 
 
 def test_only_the_named_modules_carry_an_adapter(tiny_model: Path) -> None:

@@ -1,0 +1,54 @@
+"""The version that a step starts from, and the trainer's state at it.
+
+It is the newest one, and may not be visible yet: this process has just sealed it and uploads it
+beside the step, or another trainer does.
+"""
+
+import time
+
+import structlog
+
+from offbeat.contracts.weights import Manifest
+from offbeat.errors import WorkerError
+from offbeat.worker import JobContext
+from services.trainer import checkpoint
+from services.trainer.model import Policy
+from services.trainer.publish import Trainer
+from services.trainer.state import TrainerState
+
+log = structlog.get_logger(__name__)
+
+PARENT_WAIT_S = 120.0
+"""How long another trainer may take to hand in the version that a step starts from."""
+POLL_WAIT_S = 5.0
+
+
+def parent_version(context: JobContext, trainer: Trainer, version: int) -> Manifest:
+    """The version to start from. Raises `WorkerError` where nobody publishes it in time."""
+    run_id = context.lease.run_id
+    if published := trainer.proxy.version(run_id, version):
+        return published.manifest
+    if sealed := trainer.memory.sealed(run_id, version):
+        return sealed
+    log.info("Waiting for the version to start from.", version=version)
+    deadline = time.monotonic() + PARENT_WAIT_S
+    while time.monotonic() < deadline:
+        context.check()
+        if trainer.proxy.wait_for_newer(run_id, version - 1, POLL_WAIT_S):
+            break
+    return published_version(trainer, run_id, version)
+
+
+def published_version(trainer: Trainer, run_id: str, version: int) -> Manifest:
+    """The manifest of a version that everybody can see."""
+    published = trainer.proxy.version(run_id, version)
+    if published is None:
+        raise WorkerError(f"version {version} of run {run_id!r} is not published")
+    return published.manifest
+
+
+def stored_state(trainer: Trainer, policy: Policy, manifest: Manifest) -> TrainerState:
+    """The state of a published version, from the store."""
+    files = checkpoint.download(trainer.store, manifest, checkpoint.STATE_FILES)
+    log.info("Loaded the trainer's state.", version=manifest.version)
+    return checkpoint.decode(files, policy)
