@@ -1,8 +1,8 @@
 """Log-probabilities of chosen tokens without the full table of logits.
 
-The head runs in the precision of the weights it is given: float32 in production, because bfloat16
-logits are off by up to 1/16 nat, and that is most of what separates a trainer from its engine. It
-runs on a few positions at a time, and only where a completion token is predicted.
+Logits are float32 whatever the head's own type, because bfloat16 logits are off by up to 1/16 nat,
+and that is most of what separates a trainer from its engine. The head runs on a few positions at a
+time, and only where a completion token is predicted.
 
 The head itself is not trained (LoRA on it is refused). The derivative with regard to the hidden
 state is then the same vector whatever the loss, up to one factor for each position:
@@ -13,6 +13,8 @@ so the forward computes it while the probabilities are at hand, and the backward
 no logits are kept and none are computed twice.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +23,13 @@ from torch.autograd.function import once_differentiable
 
 CHUNK_POSITIONS = 128
 """Positions whose logits exist at once: 128 x 152k float32 logits are 78 MB, twice."""
+HEAD_ROWS = 2048
+"""Rows of the head that are converted at once: 2048 x 8k in float32 are 67 MB."""
 
 
 def completion_logprobs(
     hidden_ND: Tensor,
     head_VD: Tensor,
-    backward_head_VD: Tensor,
     targets_N: Tensor,
     *,
     temperature: float = 1.0,
@@ -34,13 +37,36 @@ def completion_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log softmax(h W^T / temperature) at the targets, and the entropy of each distribution.
 
-    `hidden_ND[n]` is the state that predicts `targets_N[n]`. `backward_head_VD` holds the same
-    weights in the precision in which the gradient may be computed. Both results have the precision
-    of `head_VD`; the entropy has no gradient.
+    `hidden_ND[n]` is the state that predicts `targets_N[n]`. Both results are float32, or
+    float64 as the head; the entropy has no gradient.
     """
     return _CompletionLogprobs.apply(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        hidden_ND, head_VD, backward_head_VD, targets_N, temperature, chunk_positions
+        hidden_ND, head_VD, targets_N, temperature, chunk_positions
     )
+
+
+def float_logits(hidden_ND: Tensor, head_VD: Tensor, out_NV: Tensor) -> Tensor:
+    """h W^T in `out_NV`, in its type. The factors convert exactly; a float32 copy of the whole head
+    would cost memory and no time would be won."""
+    hidden_ND = hidden_ND.to(out_NV.dtype)
+    with _bfloat16_products(head_VD.dtype == torch.bfloat16):
+        for start in range(0, len(head_VD), HEAD_ROWS):
+            rows = slice(start, start + HEAD_ROWS)
+            torch.mm(hidden_ND, head_VD[rows].to(out_NV.dtype).T, out=out_NV[:, rows])
+    return out_NV
+
+
+@contextmanager
+def _bfloat16_products(is_exact: bool) -> Iterator[None]:
+    """Let a CPU with bfloat16 units multiply float32 factors that are bfloat16 numbers: the sums
+    stay float32, so that nothing is lost. Elsewhere the setting changes nothing."""
+    setting: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16" if is_exact else before
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
 
 
 class _CompletionLogprobs(torch.autograd.Function):
@@ -51,21 +77,21 @@ class _CompletionLogprobs(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         hidden_ND: Tensor,
         head_VD: Tensor,
-        backward_head_VD: Tensor,
         targets_N: Tensor,
         temperature: float,
         chunk_positions: int,
     ) -> tuple[Tensor, Tensor]:
-        logprobs_N = head_VD.new_empty(len(targets_N))
-        entropy_N = head_VD.new_empty(len(targets_N))
+        dtype = torch.promote_types(head_VD.dtype, torch.float32)
+        logprobs_N, entropy_N = head_VD.new_empty(2, len(targets_N), dtype=dtype)
         slope_ND = torch.empty_like(hidden_ND)
         # Fresh pages for every chunk would cost as much as the arithmetic on them.
-        buffers_CV = head_VD.new_empty(2, min(chunk_positions, len(targets_N)), len(head_VD))
+        num_buffered = min(chunk_positions, len(targets_N))
+        buffers_CV = head_VD.new_empty(2, num_buffered, len(head_VD), dtype=dtype)
         for start in range(0, len(targets_N), chunk_positions):
             part = slice(start, start + chunk_positions)
             targets_C1 = targets_N[part, None]
             logits_CV, logprobs_CV = buffers_CV[:, : len(targets_C1)]
-            torch.mm(hidden_ND[part].to(head_VD.dtype), head_VD.T, out=logits_CV)
+            float_logits(hidden_ND[part], head_VD, logits_CV)
             torch.log_softmax(logits_CV.div_(temperature), -1, out=logprobs_CV)
             logprobs_N[part] = logprobs_CV.gather(1, targets_C1)[:, 0]
             probs_CV = torch.exp(logprobs_CV, out=logits_CV)
@@ -73,7 +99,7 @@ class _CompletionLogprobs(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 residual_CV = probs_CV.neg_()
                 residual_CV.scatter_add_(1, targets_C1, torch.ones_like(residual_CV[:, :1]))
-                slope_CD = residual_CV.to(backward_head_VD.dtype) @ backward_head_VD
+                slope_CD = residual_CV.to(head_VD.dtype) @ head_VD
                 slope_ND[part] = slope_CD.div_(temperature)
         ctx.save_for_backward(slope_ND)
         ctx.mark_non_differentiable(entropy_N)
@@ -87,4 +113,4 @@ class _CompletionLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (slope_ND,) = ctx.saved_tensors
         gradient_ND = (grad_outputs[0][:, None] * slope_ND).to(slope_ND.dtype)
-        return gradient_ND, None, None, None, None, None
+        return gradient_ND, None, None, None, None

@@ -18,7 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from offbeat.algorithms.logprobs import completion_logprobs
+from offbeat.algorithms.logprobs import completion_logprobs, float_logits
 from offbeat.algorithms.packing import PackedBatch
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from offbeat.errors import PermanentJobError
@@ -51,7 +51,6 @@ class Policy:
             if parameter.requires_grad
         }
         self._head_VD = cast(nn.Linear, self._base.get_output_embeddings()).weight.detach()
-        self._float_head_VD = self._head_VD.float()
         self.dtype, self.device = self._head_VD.dtype, self._head_VD.device
         self._is_sparse = self.device.type == "cpu" and use_packed_attention(self._base)
         self._checked_shapes: set[ShapeClass] = set()
@@ -123,7 +122,6 @@ class Policy:
         """log pi of every target and the entropy of its distribution, both float32."""
         return completion_logprobs(
             self._hidden_ND(batch),
-            self._float_head_VD,
             self._head_VD,
             batch.targets_N,
             temperature=temperature,
@@ -132,7 +130,9 @@ class Policy:
     @torch.no_grad()
     def distributions(self, batch: PackedBatch) -> Tensor:
         """log pi of every token of the vocabulary where a target is predicted: (N, V), float32."""
-        return (self._hidden_ND(batch).float() @ self._float_head_VD.T).log_softmax(-1)
+        hidden_ND = self._hidden_ND(batch)
+        logits_NV = hidden_ND.new_empty(len(hidden_ND), len(self._head_VD), dtype=torch.float32)
+        return float_logits(hidden_ND, self._head_VD, logits_NV).log_softmax(-1)
 
     @torch.no_grad()
     def take_gradients(self, sums: Tensors) -> None:

@@ -26,7 +26,7 @@ def plain(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> 
 def test_it_equals_log_softmax_in_any_chunks(chunk_positions: int, temperature: float) -> None:
     hidden, head, targets = case(torch.float64)
     logprobs, entropy = completion_logprobs(
-        hidden, head, head, targets, temperature=temperature, chunk_positions=chunk_positions
+        hidden, head, targets, temperature=temperature, chunk_positions=chunk_positions
     )
     assert torch.allclose(logprobs, plain(hidden, head, targets, temperature), atol=1e-12)
     distribution = torch.distributions.Categorical(logits=hidden @ head.T / temperature)
@@ -40,15 +40,15 @@ def test_its_gradient_is_the_true_one(temperature: float) -> None:
 
     def logprobs(hidden: Tensor) -> Tensor:
         return completion_logprobs(
-            hidden, head, head, targets, temperature=temperature, chunk_positions=3
+            hidden, head, targets, temperature=temperature, chunk_positions=3
         )[0]
 
     assert torch.autograd.gradcheck(logprobs, (hidden,))
 
 
-def test_a_float32_head_keeps_what_bfloat16_logits_would_round_away() -> None:
+def test_float32_logits_keep_what_bfloat16_logits_would_round_away() -> None:
     hidden, head, targets = case(torch.bfloat16)
-    logprobs, _ = completion_logprobs(hidden, head.float(), head, targets)
+    logprobs, _ = completion_logprobs(hidden, head, targets)
     exact = plain(hidden.double(), head.double(), targets, 1.0)
     assert logprobs.dtype == torch.float32
     assert torch.allclose(logprobs.double(), exact, atol=1e-5)
@@ -62,7 +62,7 @@ def test_a_float32_head_keeps_what_bfloat16_logits_would_round_away() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     hidden, head, targets = case(torch.float64)
-    logprobs, _ = completion_logprobs(hidden, head, head, targets)
+    logprobs, _ = completion_logprobs(hidden, head, targets)
     (gradient,) = torch.autograd.grad(logprobs.square().sum(), hidden, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()

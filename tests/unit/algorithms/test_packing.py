@@ -46,7 +46,7 @@ def packed_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     ).last_hidden_state
     head = model.get_parameter("model.embed_tokens.weight")
     states = hidden.flatten(0, 1)[batch.predictors_N]
-    return completion_logprobs(states, head.detach(), head.detach(), batch.targets_N)[0]
+    return completion_logprobs(states, head.detach(), batch.targets_N)[0]
 
 
 def separate_logprobs(model: PreTrainedModel, prompt: tuple[int, ...], one: Completion) -> Tensor:
