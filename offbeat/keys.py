@@ -14,7 +14,48 @@ A key that a worker writes holds its job and attempt, so no two attempts can wri
 and nothing depends on conditional writes.
 """
 
+import re
+from dataclasses import dataclass
+
 from offbeat.contracts.weights import Manifest
+
+_OF_ATTEMPT = re.compile(
+    r"runs/[^/]+/(?P<folder>prompts|rollouts|evals|versions)/"
+    r"((?P<version>\d{6,})-)?(?P<job_id>[^/]+)-(?P<attempt>\d+)[./](?P<name>[^/]+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptKey:
+    """What a key says that a job's attempt has written; the inverse of the functions below."""
+
+    folder: str
+    version: int | None
+    """Of the policy, where the key names it: in `evals` and `versions`."""
+    job_id: str
+    attempt: int
+    name: str
+    """The file's name within the attempt's folder, or its suffix."""
+
+
+def parse(key: str) -> AttemptKey | None:
+    """The parts of a key of `prompts`, `rollouts`, `evals` or `versions`; None for any other."""
+    match = _OF_ATTEMPT.fullmatch(key)
+    if match is None:
+        return None
+    version = match["version"]
+    return AttemptKey(
+        folder=match["folder"],
+        version=int(version) if version is not None else None,
+        job_id=match["job_id"],
+        attempt=int(match["attempt"]),
+        name=match["name"],
+    )
+
+
+def run_prefix(run_id: str) -> str:
+    """The folder, with its final slash, of everything that a run has."""
+    return f"runs/{run_id}/"
 
 
 def _attempt(job_id: str, attempt: int) -> str:

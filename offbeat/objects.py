@@ -1,18 +1,31 @@
-"""The object store: four verbs over bytes, and S3 behind them.
+"""The object store: a few verbs over bytes, and S3 behind them.
 
 `put` overwrites, `get` returns exactly what was put or raises, `size_bytes` sees what was put,
-`list` sees every key below a prefix however many there are. Nothing relies on conditional
-writes or on the store's checksums: order comes from SQL and the weight-proxy, hashes from the
-manifests.
+`scan` and `list` see every key below a prefix however many there are, `delete` may be repeated.
+Nothing relies on conditional writes or on the store's checksums: order comes from SQL and the
+weight-proxy, hashes from the manifests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import boto3
+from boto3.exceptions import RetriesExceededError
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    SSLError,
+)
+from botocore.exceptions import ConnectionError as StoreConnectionError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
 from offbeat.errors import ObjectNotFoundError, UnavailableError
 from offbeat.settings import ObjectStoreSettings
@@ -23,7 +36,33 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 ATTEMPTS_MAX = 5
-"""Tries inside one call, with botocore's standard back-off: rides out bursts of 500 and 503."""
+"""Tries inside one call, with botocore's standard back-off: half a second, for single failures."""
+WORKER_RETRY_S = 60.0
+"""How long a worker repeats calls while the store is down, holding its job: a server restarts
+within it. A service that answers requests does not wait; whoever asked it does."""
+RETRY_WAIT_MAX_S = 5.0
+SKEWED_CLOCK = "The difference between the request time"
+"""Begins the message, under codes that differ from store to store, where this machine's clock is
+wrong."""
+PASSING_ERRORS = (
+    HTTPClientError,
+    StoreConnectionError,
+    IncompleteReadError,
+    RetriesExceededError,
+)
+"""Connections that are refused, time out or break off."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredObject:
+    """An object as a listing shows it."""
+
+    key: str
+    size_bytes: int
+    modified_at: datetime
+    """With a zone, by the store's clock."""
 
 
 class ObjectStore(Protocol):
@@ -45,21 +84,31 @@ class ObjectStore(Protocol):
         """The object's size, or None where there is no such object."""
         ...
 
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        """Every object whose key begins with the prefix, in order of the keys."""
+        ...
+
     def list(self, prefix: str) -> Iterator[str]:
         """Every key that begins with the prefix, in order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object; one that is not there is fine."""
         ...
 
 
 class S3ObjectStore:
     """An S3-compatible bucket. Safe to share between threads, as boto3 clients are."""
 
-    def __init__(self, client: "BaseClient", bucket: str) -> None:
+    def __init__(self, client: "BaseClient", bucket: str, retry_for_s: float) -> None:
         self._client = client
         self.bucket = bucket
+        self._retry_for_s = retry_for_s
 
     @classmethod
-    def connect(cls, settings: ObjectStoreSettings) -> "S3ObjectStore":
-        """Build the client; nothing is sent yet.
+    def connect(cls, settings: ObjectStoreSettings, *, retry_for_s: float = 0.0) -> "S3ObjectStore":
+        """Build the client; nothing is sent yet. Calls that fail because the store is down are
+        repeated for `retry_for_s`.
 
         The checksum settings keep botocore from adding trailers that S3-compatible servers refuse
         or store as data (boto3#4398, gofakes3#17).
@@ -68,6 +117,7 @@ class S3ObjectStore:
             "s3",
             endpoint_url=settings.endpoint_url,
             region_name=settings.region,
+            verify=str(settings.ca_file) if settings.ca_file else None,
             aws_access_key_id=settings.access_key_id,
             aws_secret_access_key=settings.secret_access_key.get_secret_value(),
             config=Config(
@@ -81,11 +131,11 @@ class S3ObjectStore:
                 max_pool_connections=32,
             ),
         )
-        return cls(client, settings.bucket)
+        return cls(client, settings.bucket, retry_for_s)
 
     def with_bucket(self, bucket: str) -> "S3ObjectStore":
         """Another bucket of the same server, with the same credentials."""
-        return S3ObjectStore(self._client, bucket)
+        return S3ObjectStore(self._client, bucket, self._retry_for_s)
 
     def ping(self) -> None:
         """Raise `UnavailableError` unless the bucket answers."""
@@ -106,47 +156,70 @@ class S3ObjectStore:
 
     def put(self, key: str, body: bytes) -> None:
         """See `ObjectStore.put`."""
-        try:
-            self._client.put_object(Bucket=self.bucket, Key=key, Body=body)
-        except (BotoCoreError, ClientError) as error:
-            raise _translated(error, key) from error
+        self._call(key, lambda: self._client.put_object(Bucket=self.bucket, Key=key, Body=body))
 
     def get(self, key: str) -> bytes:
         """See `ObjectStore.get`."""
-        try:
-            return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
-        except (BotoCoreError, ClientError) as error:
-            raise _translated(error, key) from error
+        return self._call(
+            key, lambda: self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        )
 
     def download(self, key: str, path: Path) -> None:
         """See `ObjectStore.download`."""
-        try:
-            self._client.download_file(self.bucket, key, str(path))
-        except (BotoCoreError, ClientError) as error:
-            raise _translated(error, key) from error
+        self._call(key, lambda: self._client.download_file(self.bucket, key, str(path)))
 
     def size_bytes(self, key: str) -> int | None:
         """See `ObjectStore.size_bytes`."""
         try:
-            return int(self._client.head_object(Bucket=self.bucket, Key=key)["ContentLength"])
-        except ClientError as error:
-            if _code(error) in {"404", "NoSuchKey", "NotFound"}:
-                return None
-            raise _translated(error, key) from error
-        except BotoCoreError as error:
-            raise _translated(error, key) from error
+            head = self._call(key, lambda: self._client.head_object(Bucket=self.bucket, Key=key))
+        except ObjectNotFoundError:
+            return None
+        return int(head["ContentLength"])
 
-    def list(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore.list`."""
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        """See `ObjectStore.scan`."""
         try:
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=prefix
             )
             for page in pages:
                 for entry in page.get("Contents", ()):
-                    yield entry["Key"]
+                    yield StoredObject(
+                        key=entry["Key"],
+                        size_bytes=entry["Size"],
+                        modified_at=entry["LastModified"],
+                    )
         except (BotoCoreError, ClientError) as error:
             raise _translated(error, prefix) from error
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """See `ObjectStore.list`."""
+        return (entry.key for entry in self.scan(prefix))
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`.
+
+        One request a key: the request for many needs a checksum header that S3-compatible servers
+        disagree on (boto3#4400).
+        """
+        with suppress(ObjectNotFoundError):
+            self._call(key, lambda: self._client.delete_object(Bucket=self.bucket, Key=key))
+
+    def _call(self, key: str, call: Callable[[], T]) -> T:
+        """The client's answer, or its error as one of ours."""
+
+        def once() -> T:
+            try:
+                return call()
+            except (BotoCoreError, ClientError, RetriesExceededError) as error:
+                raise _translated(error, key) from error
+
+        return Retrying(
+            retry=retry_if_exception(_is_passing),
+            wait=wait_exponential_jitter(multiplier=0.2, max=RETRY_WAIT_MAX_S),
+            stop=stop_after_delay(self._retry_for_s),
+            reraise=True,
+        )(once)
 
 
 def split_s3_uri(uri: str) -> tuple[str, str]:
@@ -162,7 +235,18 @@ def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _translated(error: BotoCoreError | ClientError, key: str) -> UnavailableError:
+def _is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed once the store, or this machine's clock, is well again."""
+    cause = error.__cause__
+    if isinstance(cause, ClientError):
+        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= HTTPStatus.INTERNAL_SERVER_ERROR or SKEWED_CLOCK in str(cause)
+    return isinstance(cause, PASSING_ERRORS) and not isinstance(cause, SSLError)
+
+
+def _translated(
+    error: BotoCoreError | ClientError | RetriesExceededError, key: str
+) -> UnavailableError:
     if isinstance(error, ClientError) and _code(error) in {"404", "NoSuchKey", "NotFound"}:
         return ObjectNotFoundError(f"no object under {key!r}")
     return UnavailableError(f"the object store failed on {key!r}: {error}")

@@ -8,7 +8,6 @@ another.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from sqlite3 import Connection as SqliteConnection
@@ -16,34 +15,33 @@ from typing import Any
 
 import structlog
 from pydantic import JsonValue
-from sqlalchemy import Engine, create_engine, event, make_url, select, text
+from sqlalchemy import Engine, Select, create_engine, event, make_url, select, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.run_spec import RunSpec
-from offbeat.contracts.runs import EventLevel, RunStatus
-from offbeat.errors import ConflictError, NotFoundError, UnavailableError
+from offbeat.contracts.runs import EventLevel
+from offbeat.errors import NotFoundError, UnavailableError
 from services.orchestrator.schema import EventRow, MetricRow, RunRow
 
 log = structlog.get_logger(__name__)
 
 SQLITE_BUSY_TIMEOUT_MS = 15_000
 """How long a writer waits for another: far longer than any transaction here takes."""
+POSTGRESQL_PATIENCE = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""A server whose machine vanished without a word is noticed after some ten seconds."""
 ID_BYTES = 5
 
 
 def new_id(prefix: str) -> str:
     """`run-3f9a0c11d2`: short enough to type, and 2^40 of them."""
     return f"{prefix}-{token_hex(ID_BYTES)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Created:
-    """A run, and whether this request made it."""
-
-    run_id: str
-    is_new: bool
 
 
 class Store:
@@ -63,7 +61,7 @@ class Store:
             event.listen(engine, "connect", _configure_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
         else:
-            engine = create_engine(parsed, pool_pre_ping=True)
+            engine = create_engine(parsed, pool_pre_ping=True, connect_args=POSTGRESQL_PATIENCE)
         return cls(engine)
 
     def ping(self) -> None:
@@ -103,9 +101,13 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def _run(run_id: str) -> Select[RunRow]:
+    return select(RunRow).where(RunRow.id == run_id, RunRow.deleted_at.is_(None))
+
+
 def lock_run(session: Session, run_id: str) -> RunRow:
     """The run, locked until the transaction ends; `NotFoundError` where there is none."""
-    row = session.scalar(select(RunRow).where(RunRow.id == run_id).with_for_update())
+    row = session.scalar(_run(run_id).with_for_update())
     if row is None:
         raise NotFoundError(f"there is no run {run_id!r}")
     return row
@@ -113,51 +115,10 @@ def lock_run(session: Session, run_id: str) -> RunRow:
 
 def find_run(session: Session, run_id: str) -> RunRow:
     """The run; `NotFoundError` where there is none."""
-    row = session.scalar(select(RunRow).where(RunRow.id == run_id))
+    row = session.scalar(_run(run_id))
     if row is None:
         raise NotFoundError(f"there is no run {run_id!r}")
     return row
-
-
-def create_run(store: Store, spec: RunSpec, idempotency_key: str | None, now: float) -> Created:
-    """Add a queued run. The same key with the same spec gives the first run again."""
-    body = spec.model_dump_json()
-    try:
-        with store.write() as session:
-            found = _find_by_key(session, idempotency_key, body)
-            if found:
-                return found
-            row = RunRow(
-                id=new_id("run"),
-                idempotency_key=idempotency_key,
-                spec=body,
-                status=RunStatus.QUEUED,
-                created_at=now,
-            )
-            session.add(row)
-            session.flush()
-            add_event(session, row.id, now, "run_created", f"Run {spec.name!r} was created.")
-            return Created(run_id=row.id, is_new=True)
-    except IntegrityError:
-        # On PostgreSQL two requests with one key may both have looked before either wrote.
-        with store.read() as session:
-            found = _find_by_key(session, idempotency_key, body)
-        if found is None:
-            raise
-        return found
-
-
-def _find_by_key(session: Session, key: str | None, spec: str) -> Created | None:
-    if key is None:
-        return None
-    row = session.scalar(select(RunRow).where(RunRow.idempotency_key == key))
-    if row is None:
-        return None
-    if row.spec != spec:
-        raise ConflictError(
-            "this Idempotency-Key was used with another spec; send a new key for a new run"
-        )
-    return Created(run_id=row.id, is_new=False)
 
 
 def add_event(

@@ -1,11 +1,10 @@
 """`python -m services.weight_proxy`: the composition root."""
 
 import structlog
-import uvicorn
 
 from offbeat.logs import configure_logs
 from offbeat.objects import S3ObjectStore
-from offbeat.web import bind_host
+from offbeat.serving import serve
 from services.weight_proxy.app import create_app
 from services.weight_proxy.cache import FileCache
 from services.weight_proxy.metrics import Metrics
@@ -13,9 +12,6 @@ from services.weight_proxy.proxy import WeightProxy
 from services.weight_proxy.registry import Registry
 from services.weight_proxy.settings import WeightProxySettings
 from services.weight_proxy.waiters import Waiters
-
-SHUTDOWN_TIMEOUT_S = 5
-"""Long-polls are cut off after this; their readers ask the next process."""
 
 log = structlog.get_logger(__name__)
 
@@ -29,14 +25,8 @@ def main() -> None:
         num_versions = proxy.registry.rebuild(proxy.store)
         log.info("The table was empty and was filled from the store.", versions=num_versions)
     token = settings.server.worker_token
-    uvicorn.run(
-        create_app(proxy, token),
-        host=bind_host(settings.server.host, has_keys=token is not None),
-        port=settings.port,
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-    )
+    app = create_app(proxy, token)
+    serve(app, settings.server, port=settings.port, has_keys=token is not None)
 
 
 def build(settings: WeightProxySettings) -> WeightProxy:

@@ -56,11 +56,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     proxy.registry.close()
 
 
-def _check_token(request: Request) -> None:
+async def _check_token(request: Request) -> None:
+    # A coroutine, as the next one: a plain function would be called in a thread, for each request.
     require_token(request, request.app.state.worker_token)
 
 
-def _proxy(request: Request) -> WeightProxy:
+async def _proxy(request: Request) -> WeightProxy:
     return request.app.state.proxy
 
 
@@ -118,6 +119,12 @@ def versions_of_run(
     return proxy.registry.page(run_id, after, limit)
 
 
+@versions.delete("", status_code=204)
+def forget(run_id: RunId, proxy: Proxy) -> None:
+    """Forget the versions of a run that was deleted together with its objects."""
+    proxy.registry.forget(run_id)
+
+
 @versions.get("/{version}")
 def one_version(run_id: RunId, version: Version, proxy: Proxy) -> PublishedVersion:
     """One version."""
@@ -164,8 +171,9 @@ class OpenFileResponse(FileResponse):
     `/dev/fd` opens the same inode anew, with an offset of its own, even after it was unlinked.
     """
 
-    chunk_size = 256 * 2**10
-    """Each chunk is a trip through a thread: four times starlette's 64 KiB serves faster."""
+    chunk_size = 2**20
+    """Each chunk is a trip through a thread. Sixteen readers at once are served in two thirds of
+    the time that 256 KiB take, and a hundred hold 100 MiB."""
 
     def __init__(self, opened: BufferedReader, etag: str, served_bytes: Counter) -> None:
         super().__init__(

@@ -23,6 +23,9 @@ from offbeat.objects import ObjectStore
 
 DOWNLOADS_MAX = 8
 """Files read from the store at a time; more would only share the same network."""
+IN_MEMORY_BYTES_MAX = 16 * 2**20
+"""Up to here one request brings the whole file, which is hashed on its way to the disk. A larger
+one comes in ranges side by side, and is read back."""
 OPEN_ATTEMPTS_MAX = 3
 """A file may be evicted between its download and its use, when the cache is far too small."""
 PART_SUFFIX = ".part"
@@ -97,11 +100,11 @@ class FileCache:
         part = self._folder / (uuid4().hex + PART_SUFFIX)
         self._store_reads.inc()
         try:
-            self._store.download(key, part)
-            with part.open("rb") as content:
-                size_bytes = os.fstat(content.fileno()).st_size
-                sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-                os.fsync(content.fileno())
+            if file.size_bytes <= IN_MEMORY_BYTES_MAX:
+                size_bytes, sha256 = _write(part, self._store.get(key))
+            else:
+                self._store.download(key, part)
+                size_bytes, sha256 = _read_back(part)
             if (size_bytes, sha256) != (file.size_bytes, file.sha256):
                 raise IntegrityError(
                     f"{key!r} has {size_bytes} bytes and sha256 {sha256}, but its manifest says "
@@ -135,3 +138,20 @@ class FileCache:
 
     def _advice(self) -> str:
         return f"raise OFFBEAT_WEIGHT_PROXY_CACHE_BYTES_MAX above {self._bytes_max}"
+
+
+def _write(part: Path, body: bytes) -> tuple[int, str]:
+    """Size and hash of what was written."""
+    with part.open("xb") as content:
+        content.write(body)
+        content.flush()
+        os.fsync(content.fileno())
+    return len(body), hashlib.sha256(body).hexdigest()
+
+
+def _read_back(part: Path) -> tuple[int, str]:
+    """Size and hash of what lies on the disk."""
+    with part.open("rb") as content:
+        os.fsync(content.fileno())
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        return os.fstat(content.fileno()).st_size, sha256

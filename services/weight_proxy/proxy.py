@@ -21,7 +21,14 @@ from offbeat.contracts.weights import (
     PublishedVersion,
     VersionFile,
 )
-from offbeat.errors import ConflictError, IntegrityError, InvalidRequestError, NotFoundError
+from offbeat.errors import (
+    ConflictError,
+    GoneError,
+    IntegrityError,
+    InvalidRequestError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
 from offbeat.objects import S3ObjectStore
 from services.weight_proxy.adapter import Shape, check_manifest, check_shapes, read_shapes
 from services.weight_proxy.cache import FileCache
@@ -86,17 +93,25 @@ class WeightProxy:
         return published
 
     async def open_file(self, manifest: Manifest, name: str) -> tuple[VersionFile, BufferedReader]:
-        """A file of a version, verified and open. `NotFoundError` where the manifest lacks it."""
+        """A file of a version, verified and open.
+
+        `NotFoundError` where the manifest lacks it, `GoneError` where it was removed since.
+        """
         try:
             file = manifest.file(name)
         except KeyError as error:
             raise NotFoundError(f"version {manifest.version} has no file {name!r}") from error
-        return file, await self.cache.open(manifest.prefix + name, file)
+        try:
+            return file, await self.cache.open(manifest.prefix + name, file)
+        except ObjectNotFoundError as error:
+            raise GoneError(
+                f"{name!r} of version {manifest.version} was there when it was published and is "
+                "not any more: the run's retention has given it up"
+            ) from error
 
     async def _verify(self, manifest: Manifest) -> None:
         parent = await self._parent(manifest)
-        await asyncio.gather(*(self._check_size(manifest, file) for file in manifest.files))
-        await asyncio.gather(*(self._check_bytes(manifest, name) for name in ADAPTER_FILES))
+        await asyncio.gather(*(self._check_file(manifest, file) for file in manifest.files))
         parent_shapes = await self._shapes(parent) if parent else None
         check_shapes(await self._shapes(manifest), manifest.rank, parent_shapes)
 
@@ -109,6 +124,12 @@ class WeightProxy:
                 f"the parent, version {manifest.parent}, is not published: publish it first"
             )
         return parent.manifest
+
+    async def _check_file(self, manifest: Manifest, file: VersionFile) -> None:
+        """The size first, so that no more is read than the manifest says."""
+        await self._check_size(manifest, file)
+        if file.name in ADAPTER_FILES:
+            await self._check_bytes(manifest, file)
 
     async def _check_size(self, manifest: Manifest, file: VersionFile) -> None:
         key = manifest.prefix + file.name
@@ -123,9 +144,9 @@ class WeightProxy:
                 "upload the file again"
             )
 
-    async def _check_bytes(self, manifest: Manifest, name: str) -> None:
+    async def _check_bytes(self, manifest: Manifest, file: VersionFile) -> None:
         try:
-            await self.cache.fetch(manifest.prefix + name, manifest.file(name))
+            await self.cache.fetch(manifest.prefix + file.name, file)
         except IntegrityError as error:
             raise InvalidRequestError(f"{error.detail}: upload the file again") from error
 

@@ -1,7 +1,7 @@
 """The order of adapter versions: one table, in which the first insert of a version wins.
 
-A row is never changed or deleted, so whatever was read once stays true. The table can be refilled
-from the manifests in the object store; the bytes of the versions are not its concern.
+A row never changes and stays as long as its run, so whatever was read once stays true; the bytes of
+its version may be gone before. The table can be refilled from the manifests in the object store.
 """
 
 import re
@@ -24,6 +24,7 @@ from sqlalchemy import (
     Table,
     Text,
     create_engine,
+    delete,
     event,
     func,
     insert,
@@ -35,17 +36,20 @@ from sqlalchemy.exc import IntegrityError as DuplicateRowError
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.schema import CreateTable
 
 from offbeat import keys
 from offbeat.contracts.runs import Page
 from offbeat.contracts.weights import Manifest, PublishedVersion
-from offbeat.errors import IntegrityError, UnavailableError
+from offbeat.errors import IntegrityError, NotFoundError, UnavailableError
 from offbeat.objects import ObjectStore
 
 BUSY_TIMEOUT_MS = 10_000
 """How long an SQLite writer waits for another; an insert takes milliseconds."""
 REBUILD_THREADS = 8
 """Manifests read from the store at a time."""
+CREATE_LOCK_KEY = 0x0FFBEA8
+"""Of the advisory lock under which the table is made."""
 MANIFEST_KEY = re.compile(r"runs/[^/]+/manifests/\d+\.json")
 
 METADATA = MetaData()
@@ -74,7 +78,11 @@ class Registry:
         if parsed.get_backend_name() == "sqlite":
             Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
             event.listen(engine, "connect", _set_pragmas)
-        METADATA.create_all(engine)
+        with engine.begin() as connection:
+            if parsed.get_backend_name() == "postgresql":
+                # Two replicas that start at once would both find no table and make it.
+                connection.execute(select(func.pg_advisory_xact_lock(CREATE_LOCK_KEY)))
+            connection.execute(CreateTable(VERSIONS, if_not_exists=True))
         return cls(engine)
 
     def close(self) -> None:
@@ -100,9 +108,15 @@ class Registry:
                 connection.execute(insert(VERSIONS), [_row(candidate)])
         except DuplicateRowError:
             winner = self.get(candidate.manifest.run_id, candidate.manifest.version)
-            assert winner is not None, "rows are never deleted"
+            if winner is None:
+                raise NotFoundError("the run was deleted a moment ago") from None
             return winner
         return candidate
+
+    def forget(self, run_id: str) -> None:
+        """Remove the versions of a run that is deleted."""
+        with self._connection() as connection:
+            connection.execute(delete(VERSIONS).where(VERSIONS.c.run_id == run_id))
 
     def get(self, run_id: str, version: int) -> PublishedVersion | None:
         """One version, or None where it is not published."""

@@ -1,5 +1,6 @@
 """The object store, on a real S3 server."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,22 @@ def test_s3_uri() -> None:
     for wrong in ("bucket/key", "s3://bucket", "s3:///key", "http://bucket/key"):
         with pytest.raises(ValueError, match="write s3://bucket/key"):
             split_s3_uri(wrong)
+
+
+def test_what_was_deleted_is_not_there_and_may_be_deleted_again(
+    store: S3ObjectStore, run_id: str
+) -> None:
+    before = datetime.now(UTC)
+    for name, body in (("a", b"12345"), ("b", b"1"), ("c", b"")):
+        store.put(f"{run_id}/{name}", body)
+    found = list(store.scan(f"{run_id}/"))
+    assert [(entry.key, entry.size_bytes) for entry in found] == [
+        (f"{run_id}/a", 5),
+        (f"{run_id}/b", 1),
+        (f"{run_id}/c", 0),
+    ]
+    assert all(abs(entry.modified_at - before) < timedelta(minutes=5) for entry in found)
+    for _ in range(2):
+        store.delete(f"{run_id}/b")
+    assert list(store.list(f"{run_id}/")) == [f"{run_id}/a", f"{run_id}/c"]
+    assert store.size_bytes(f"{run_id}/b") is None

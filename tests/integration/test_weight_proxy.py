@@ -18,12 +18,24 @@ from offbeat.settings import ObjectStoreSettings
 from offbeat.worker_api import VersionTakenError, WeightProxyClient
 from services.weight_proxy.registry import Registry
 from tests.adapters import TRAINER_STATE, adapter_files, adapter_tensors, publishable, upload
+from tests.postgres import PostgresServer
 from tests.weight_proxy import RunningProxy, running_proxy
 
 
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def proxy(
+    request: pytest.FixtureRequest,
+    store: S3ObjectStore,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RunningProxy]:
+    folder = tmp_path_factory.mktemp("proxy")
+    if request.param == "sqlite":
+        with running_proxy(store, folder) as running:
+            yield running
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.url(server.create_database())
+    with running_proxy(store, folder, database_url=url) as running:
         yield running
 
 
@@ -186,17 +198,53 @@ def test_one_of_two_manifests_wins_among_sixteen_writers(
 
 
 def test_two_replicas_let_one_publish_win(
-    proxy: RunningProxy, store: S3ObjectStore, run_id: str, tmp_path: Path
+    store: S3ObjectStore, run_id: str, tmp_path: Path, database_url: str
 ) -> None:
-    database = tmp_path / "shared.db"
     with (
-        running_proxy(store, tmp_path / "a", database=database) as a,
-        running_proxy(store, tmp_path / "b", database=database) as b,
+        running_proxy(store, tmp_path / "a", database_url=database_url) as a,
+        running_proxy(store, tmp_path / "b", database_url=database_url) as b,
     ):
         first = a.client.publish(publishable(store, run_id, 0, job_id="job-a"))
         with pytest.raises(VersionTakenError) as refused:
             b.client.publish(publishable(store, run_id, 0, job_id="job-b", seed=1))
         assert refused.value.winner == first
+
+
+def test_replicas_that_start_at_once_make_one_table(postgres_url: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        registries = list(pool.map(Registry.connect, [postgres_url] * 8))
+    for registry in registries:
+        assert registry.is_empty()
+        registry.close()
+
+
+def test_a_file_that_was_removed_is_gone_and_its_row_stays(
+    store: S3ObjectStore, run_id: str, tmp_path: Path
+) -> None:
+    manifest = publishable(store, run_id, 0)
+    with running_proxy(store, tmp_path / "a") as proxy:
+        published = proxy.client.publish(manifest)
+        store.delete(manifest.prefix + ADAPTER_WEIGHTS)
+        store.delete(manifest.prefix + ADAPTER_WEIGHTS)
+    registry = f"sqlite:///{tmp_path / 'a' / 'versions.db'}"
+    with running_proxy(store, tmp_path / "b", database_url=registry) as cold:
+        assert cold.client.version(run_id, 0) == published
+        path = f"{cold.url}/v1/runs/{run_id}/weights/0/files/"
+        gone = httpx.get(path + ADAPTER_WEIGHTS)
+        assert gone.status_code == 410
+        assert gone.json()["type"] == "https://offbeat.dev/problems/gone"
+        assert httpx.get(path + ADAPTER_CONFIG).status_code == 200
+
+
+def test_the_versions_of_a_deleted_run_are_forgotten(
+    proxy: RunningProxy, store: S3ObjectStore, run_id: str
+) -> None:
+    proxy.client.publish(publishable(store, run_id, 0))
+    kept = proxy.client.publish(publishable(store, f"{run_id}-other", 0))
+    for _ in range(2):
+        proxy.client.forget(run_id)
+        assert proxy.client.version(run_id, 0) is None
+    assert proxy.client.version(f"{run_id}-other", 0) == kept
 
 
 def test_table_is_rebuilt_from_the_store(

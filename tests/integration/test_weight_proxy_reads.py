@@ -51,12 +51,11 @@ def test_long_poll_wakes_on_publish(proxy: RunningProxy, store: S3ObjectStore, r
 
 
 def test_two_replicas_see_each_others_publishes(
-    store: S3ObjectStore, run_id: str, tmp_path: Path
+    store: S3ObjectStore, run_id: str, tmp_path: Path, database_url: str
 ) -> None:
-    database = tmp_path / "shared.db"
     with (
-        running_proxy(store, tmp_path / "a", database=database) as a,
-        running_proxy(store, tmp_path / "b", database=database) as b,
+        running_proxy(store, tmp_path / "a", database_url=database_url) as a,
+        running_proxy(store, tmp_path / "b", database_url=database_url) as b,
         ThreadPoolExecutor(1) as pool,
     ):
         for version in range(2):
@@ -197,13 +196,13 @@ def test_hundred_readers_cost_one_s3_read(
     store: S3ObjectStore, run_id: str, tmp_path: Path
 ) -> None:
     """The replica that took the publish has read the file already; any other reads it once."""
+    database_url = f"sqlite:///{tmp_path / 'shared.db'}"
     manifest = publishable(store, run_id, 0)
     body = adapter_files(0)[ADAPTER_WEIGHTS]
     path = f"/v1/runs/{run_id}/weights/0/files/{ADAPTER_WEIGHTS}"
-    database = tmp_path / "shared.db"
     with (
-        running_proxy(store, tmp_path / "a", database=database) as a,
-        running_proxy(store, tmp_path / "b", database=database) as b,
+        running_proxy(store, tmp_path / "a", database_url=database_url) as a,
+        running_proxy(store, tmp_path / "b", database_url=database_url) as b,
     ):
         a.client.publish(manifest)
         for replica, num_reads in ((a, 2), (b, 1)):
