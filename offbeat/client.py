@@ -12,7 +12,7 @@ for `retry_for_s`. What goes wrong raises an error of the tree in `offbeat.error
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,11 +26,14 @@ from pydantic import SecretStr, ValidationError
 
 from offbeat.adapter_archive import ARCHIVE_BYTES_MAX, unpack
 from offbeat.contracts.base import Contract
+from offbeat.contracts.chat import ChatMessage
+from offbeat.contracts.completions import ChatCompletionChunk, ErrorEnvelope
 from offbeat.contracts.jobs import JobStatus
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import (
     CheckpointView,
     Diagnosis,
+    GarbageView,
     MetricSeries,
     Page,
     ReplayView,
@@ -41,7 +44,7 @@ from offbeat.contracts.runs import (
     WorkerView,
 )
 from offbeat.errors import IntegrityError, InvalidRequestError, UnavailableError
-from offbeat.http import ServiceClient, raise_for_problem
+from offbeat.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ServiceClient, raise_for_problem
 from offbeat.specs import load_spec, validate_spec
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -49,10 +52,15 @@ RETRY_S = 30.0
 """A service that restarts is back well within it."""
 PAGE_ITEMS = 200
 """Items fetched at once by what reads through all pages: the most that the service gives."""
+COLLECT_TIMEOUT_S = 600.0
+"""A collection lists every object of a run."""
 POLL_S = 1.0
 RECONNECT_WAIT_MAX_S = 5.0
 RECONNECTS_MAX = 60
 """Vain attempts in a row to take up an event stream again: some five minutes."""
+
+ANSWER_SILENCE_MAX_S = 180.0
+"""A generator may have to load a model before it begins to answer."""
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Contract)
@@ -70,12 +78,18 @@ class OffbeatClient(ServiceClient):
         *,
         retry_for_s: float = RETRY_S,
     ) -> None:
-        """`base_url` and `api_key` default to `OFFBEAT_URL` and `OFFBEAT_API_KEY`."""
+        """`base_url` and `api_key` default to `OFFBEAT_URL` and `OFFBEAT_API_KEY`.
+
+        `OFFBEAT_CA_FILE` names the PEM file of an authority to trust beside the machine's own.
+        """
         url = base_url or os.environ.get("OFFBEAT_URL") or DEFAULT_URL
         key = api_key or os.environ.get("OFFBEAT_API_KEY")
         if not url.startswith(("http://", "https://")):
             raise InvalidRequestError(f"{url!r} is not an address: write http://host:port")
-        super().__init__(url, SecretStr(key) if key else None)
+        ca_file = os.environ.get("OFFBEAT_CA_FILE")
+        super().__init__(
+            url, SecretStr(key) if key else None, ca_file=Path(ca_file) if ca_file else None
+        )
         self._retry_for_s = retry_for_s
 
     def __enter__(self) -> Self:
@@ -134,6 +148,17 @@ class OffbeatClient(ServiceClient):
     def retry(self, run_id: str) -> RunView:
         """Take a failed or cancelled run up again from its last version."""
         return self._act(run_id, "retry")
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that has ended, and everything that it has made."""
+        self.call("DELETE", _path(run_id), retry_for_s=self._retry_for_s)
+
+    def collect_garbage(self, run_id: str, *, dry_run: bool = False) -> GarbageView:
+        """Remove at once what the run's `retention` gives up, or only say what that would be."""
+        response = self.call(
+            "POST", _path(run_id, "gc"), params={"dry_run": dry_run}, timeout=COLLECT_TIMEOUT_S
+        )
+        return self._read(GarbageView, response.content)
 
     def wait(self, run_id: str, timeout_s: float | None = None) -> RunView:
         """The run, once it has succeeded, failed or been cancelled; else TimeoutError."""
@@ -253,6 +278,32 @@ class OffbeatClient(ServiceClient):
             replay = self.show_replay(replay)
         return replay
 
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[ChatMessage],
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> Generator[ChatCompletionChunk, None, None]:
+        """The answer of a policy, `<run>` or `<run>@<version>`, chunk by chunk as it is made; the
+        last one carries the usage. Closing the iterator stops the answer."""
+        body = {
+            "model": model,
+            "messages": [message.model_dump() for message in messages],
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        with self._open("/v1/chat/completions", {}, {}, body=body) as response:
+            for event in EventSource(response).iter_sse():
+                if event.data == "[DONE]":
+                    return
+                if event.data.startswith('{"error"'):
+                    raise UnavailableError(self._read(ErrorEnvelope, event.data).error.message)
+                yield self._read(ChatCompletionChunk, event.data)
+
     def diagnosis(self, run_id: str) -> Diagnosis:
         """What the run waits for."""
         return self._get(Diagnosis, _path(run_id, "diagnosis"))
@@ -299,11 +350,20 @@ class OffbeatClient(ServiceClient):
 
     @contextmanager
     def _open(
-        self, path: str, query: Query, headers: Mapping[str, str]
+        self,
+        path: str,
+        query: Query,
+        headers: Mapping[str, str],
+        *,
+        body: Mapping[str, object] | None = None,
     ) -> Iterator[httpx.Response]:
-        """An answer whose body is read as it comes."""
+        """An answer whose body is read as it comes; to a POST where there is a body to send."""
+        method = "GET" if body is None else "POST"
+        silence_max_s = READ_TIMEOUT_S if body is None else ANSWER_SILENCE_MAX_S
+        timeout = httpx.Timeout(silence_max_s, connect=CONNECT_TIMEOUT_S)
+        request = {"params": _given(query), "headers": headers, "json": body, "timeout": timeout}
         try:
-            with self.http.stream("GET", path, params=_given(query), headers=headers) as response:
+            with self.http.stream(method, path, **request) as response:
                 if response.is_error:
                     response.read()
                 raise_for_problem(response)

@@ -4,11 +4,16 @@
     ├── InvalidRequestError       422  the caller's input is wrong; the message says how to mend it
     │   └── InvalidDataError      422  a row of the data is wrong; names the row
     ├── UnauthorizedError         401
+    ├── ForbiddenError            403  the key is valid and may not do this
+    ├── QuotaExceededError        403  the project uses all that it may; waiting alone mends nothing
     ├── NotFoundError             404
+    │   └── GoneError             410  it was there and was removed, as the run's retention says
     ├── ConflictError             409  somebody else was first, or the state forbids it
     │   └── LeaseLostError        409  this attempt no longer holds the job: stop, drop the result
+    ├── HeldBackError             423  the worker gets no job now; the message went back
     ├── UnavailableError          503  a dependency does not answer; trying again may help
-    │   └── ObjectNotFoundError   404  no object under this key
+    │   ├── ObjectNotFoundError   404  no object under this key
+    │   └── RateLimitedError      429  too many requests with one key
     ├── IntegrityError            500  bytes or policies are not what their hash or canary says
     └── WorkerError               500  a job cannot be done, now or ever
         ├── NotFiniteError        500  a loss or a gradient is NaN or infinite
@@ -57,12 +62,36 @@ class UnauthorizedError(OffbeatError):
     title = "A valid key is needed"
 
 
+class ForbiddenError(OffbeatError):
+    """The key is valid and may not do this."""
+
+    status = 403
+    slug = "forbidden"
+    title = "The key may not do this"
+
+
+class QuotaExceededError(OffbeatError):
+    """The project uses all that it may."""
+
+    status = 403
+    slug = "quota-exceeded"
+    title = "A quota of the project is used up"
+
+
 class NotFoundError(OffbeatError):
     """There is no such thing, or the caller may not see it."""
 
     status = 404
     slug = "not-found"
     title = "Not found"
+
+
+class GoneError(NotFoundError):
+    """The thing was there and was removed."""
+
+    status = 410
+    slug = "gone"
+    title = "It was removed"
 
 
 class ConflictError(OffbeatError):
@@ -80,6 +109,18 @@ class LeaseLostError(ConflictError):
     title = "The lease is not held by this attempt"
 
 
+class HeldBackError(OffbeatError):
+    """The worker gets no job for `retry_after_s`; what it asked for waits for another one."""
+
+    status = 423
+    slug = "held-back"
+    title = "The worker is held back"
+
+    def __init__(self, detail: str, retry_after_s: int) -> None:
+        super().__init__(detail, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
 class UnavailableError(OffbeatError):
     """A dependency does not answer."""
 
@@ -94,6 +135,18 @@ class ObjectNotFoundError(UnavailableError):
     status = 404
     slug = "object-not-found"
     title = "No such object"
+
+
+class RateLimitedError(UnavailableError):
+    """Too many requests with one key."""
+
+    status = 429
+    slug = "rate-limited"
+    title = "Too many requests"
+
+    def __init__(self, detail: str, retry_after_s: int = 1) -> None:
+        super().__init__(detail, retry_after_s)
+        self.retry_after_s = retry_after_s
 
 
 class IntegrityError(OffbeatError):

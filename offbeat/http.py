@@ -1,23 +1,33 @@
 """HTTP between Offbeat's processes: retries with a bound, problem documents as errors."""
 
+import re
+import ssl
+from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception_type,
     stop_after_delay,
     wait_exponential_jitter,
 )
 
+from offbeat.contracts.completions import ErrorEnvelope
 from offbeat.errors import (
     ConflictError,
+    ForbiddenError,
+    GoneError,
+    HeldBackError,
     IntegrityError,
     InvalidRequestError,
     LeaseLostError,
     NotFoundError,
     OffbeatError,
+    QuotaExceededError,
+    RateLimitedError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -26,22 +36,30 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 RETRY_WAIT_MAX_S = 5.0
 DETAIL_CHARS_MAX = 2000
+_KEY = re.compile(r"[!-~]+")
+_GROWING_PAUSE = wait_exponential_jitter(multiplier=0.1, max=RETRY_WAIT_MAX_S)
 
 _ERRORS: dict[str, type[OffbeatError]] = {
     error.slug: error
     for error in (
         ConflictError,
+        ForbiddenError,
+        GoneError,
         IntegrityError,
         InvalidRequestError,
         LeaseLostError,
         NotFoundError,
+        QuotaExceededError,
         UnauthorizedError,
         UnavailableError,
     )
 }
 _ERRORS_BY_STATUS: dict[int, type[OffbeatError]] = {
+    400: InvalidRequestError,
     401: UnauthorizedError,
+    403: ForbiddenError,
     404: NotFoundError,
+    410: GoneError,
     409: ConflictError,
     422: InvalidRequestError,
 }
@@ -55,13 +73,18 @@ class ServiceClient:
         base_url: str,
         token: SecretStr | None = None,
         *,
+        ca_file: Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+        """`ca_file` is a PEM file of an authority to trust beside the machine's own."""
+        if httpx.URL(base_url).userinfo:
+            raise InvalidRequestError("leave user and password out of the address: send a key")
+        headers = {"authorization": _authorization(token)} if token else {}
         self.http = httpx.Client(
             base_url=base_url,
             headers=headers,
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            verify=_trust(ca_file),
             transport=transport,
         )
 
@@ -84,7 +107,7 @@ class ServiceClient:
         """
         retrying = Retrying(
             retry=retry_if_exception_type(UnavailableError),
-            wait=wait_exponential_jitter(multiplier=0.1, max=RETRY_WAIT_MAX_S),
+            wait=_pause_s,
             stop=stop_after_delay(retry_for_s),
             reraise=True,
         )
@@ -99,6 +122,39 @@ class ServiceClient:
         return response
 
 
+def _openai_message(response: httpx.Response) -> str | None:
+    """What an error of the OpenAI-compatible routes says."""
+    try:
+        return ErrorEnvelope.model_validate_json(response.content).error.message
+    except ValidationError:
+        return None
+
+
+def _authorization(token: SecretStr) -> str:
+    secret = token.get_secret_value()
+    if not _KEY.fullmatch(secret):
+        # The HTTP library would refuse the header with a message that repeats it.
+        raise InvalidRequestError("the key has a space, a line break or the like: copy it again")
+    return f"Bearer {secret}"
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext:
+    context = httpx.create_ssl_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file)
+        except OSError as error:
+            raise InvalidRequestError(f"{ca_file} has no certificate: {error}") from error
+    return context
+
+
+def _pause_s(attempts: RetryCallState) -> float:
+    """Growing pauses, and never less than the service asks for."""
+    error = attempts.outcome.exception() if attempts.outcome else None
+    asked_s = error.retry_after_s if isinstance(error, RateLimitedError) else 0
+    return max(_GROWING_PAUSE(attempts), asked_s)
+
+
 def raise_for_problem(response: httpx.Response) -> None:
     """Raise the error of the tree that an answer of 400 or more stands for."""
     if response.status_code < 400:
@@ -108,6 +164,13 @@ def raise_for_problem(response: httpx.Response) -> None:
         problem = response.json()
         slug = str(problem.get("type", "")).rpartition("/")[2]
         detail = str(problem.get("detail", detail))[:DETAIL_CHARS_MAX]
+    else:
+        detail = _openai_message(response) or detail
+    if slug == HeldBackError.slug:
+        raise HeldBackError(detail, int(response.headers["retry-after"]))
+    if response.status_code == 429:
+        asked = response.headers.get("retry-after", "")
+        raise RateLimitedError(detail, int(asked) if asked.isdecimal() else 1)
     by_status = _ERRORS_BY_STATUS.get(
         response.status_code, UnavailableError if response.status_code >= 500 else OffbeatError
     )

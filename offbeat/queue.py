@@ -5,6 +5,7 @@ asked of the orchestrator, so a message that comes twice, late or never changes 
 """
 
 import json
+from pathlib import Path
 
 from celery import Celery
 
@@ -41,6 +42,8 @@ def create_celery(settings: QueueSettings, name: str) -> Celery:
         worker_enable_remote_control=False,
         worker_redirect_stdouts=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_use_ssl=redis_tls(settings.redis_url.get_secret_value(), settings.redis_ca_file)
+        or None,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
@@ -52,6 +55,14 @@ def create_celery(settings: QueueSettings, name: str) -> Celery:
         },
     )
     return app
+
+
+def redis_tls(url: str, ca_file: Path | None) -> dict[str, str]:
+    """What a Redis client needs to check the server's certificate; nothing without TLS."""
+    if not url.startswith("rediss://"):
+        return {}
+    authority = {"ssl_ca_certs": str(ca_file)} if ca_file else {}
+    return {"ssl_cert_reqs": "required", **authority}
 
 
 def enqueue(app: Celery, kind: JobKind, pool: str, message: JobMessage) -> None:

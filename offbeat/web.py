@@ -28,14 +28,18 @@ BODY_BYTES_MAX = 16 * 2**20
 PROBLEM_FIELDS_MAX = 50
 
 
-def problem_response(problem: Problem) -> JSONResponse:
+def problem_response(problem: Problem, *, retry_after_s: int | None = None) -> JSONResponse:
     """Render a problem document; permanent conflicts tell OpenAI-style clients not to retry.
 
     It is never cached: what is absent now may be there at the next poll.
     """
     headers = {"cache-control": "no-store"}
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
     if problem.status == 409:
         headers["x-should-retry"] = "false"
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
     return JSONResponse(
         problem.model_dump(),
         status_code=problem.status,
@@ -52,12 +56,20 @@ def install_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unexpected_error)
 
 
+def bearer(request: Request) -> str:
+    """What stands after `Bearer` in the request's `Authorization`; empty where nothing does."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def is_token(given: str, expected: SecretStr) -> bool:
+    """Compare in a time that tells nothing about the token."""
+    return hmac.compare_digest(given.encode(), expected.get_secret_value().encode())
+
+
 def require_token(request: Request, expected: SecretStr | None) -> None:
     """Raise `UnauthorizedError` unless the request bears the token; without one all may pass."""
-    if expected is None:
-        return
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), expected.get_secret_value().encode()):
+    if expected is not None and not is_token(bearer(request), expected):
         raise UnauthorizedError("send a valid key as `Authorization: Bearer <key>`")
 
 
@@ -124,7 +136,8 @@ async def _on_offbeat_error(request: Request, error: Exception) -> JSONResponse:
             status=error.status,
             detail=error.detail,
             errors=getattr(error, "fields", ()),
-        )
+        ),
+        retry_after_s=getattr(error, "retry_after_s", None),
     )
 
 

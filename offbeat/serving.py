@@ -1,0 +1,31 @@
+"""How a service listens: address, TLS, and what it believes of a proxy in front of it."""
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from offbeat.settings import ServerSettings
+from offbeat.web import bind_host
+
+log = structlog.get_logger(__name__)
+
+SHUTDOWN_GRACE_S = 5
+"""Event streams and long-polls never end by themselves, so they are cut after this long."""
+
+
+def serve(app: FastAPI, settings: ServerSettings, *, port: int, has_keys: bool) -> None:
+    """Serve until told to stop."""
+    host = bind_host(settings.host, has_keys=has_keys)
+    log.info("The service is listening.", host=host, port=port, tls=bool(settings.tls_cert_file))
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key_file,
+        root_path=settings.root_path,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+    )
