@@ -2,20 +2,24 @@
 
     message -> lease -> handler (heartbeat beside it) -> complete | fail -> acknowledge
 
-Whatever happens, the message is acknowledged in the end: a job that has to run again comes back
-under a new attempt from the orchestrator, never from the broker's memory.
+A handler may leave the hand-in of its result for later; it then runs beside the next job. Whatever
+happens, the message is acknowledged in the end: a job that has to run again comes back under a new
+attempt from the orchestrator, never from the broker's memory.
 """
 
+import contextvars
 import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import structlog
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import setup_logging, worker_shutting_down
 
 from offbeat.contracts.jobs import JobKind, JobMessage, JobOutput, WorkerRole
 from offbeat.contracts.leases import (
@@ -24,11 +28,13 @@ from offbeat.contracts.leases import (
     HeartbeatRequest,
     Lease,
     LeaseRequest,
+    ReleaseRequest,
     ServedVersion,
     WorkerReport,
 )
 from offbeat.errors import (
     ConflictError,
+    HeldBackError,
     InvalidRequestError,
     LeaseLostError,
     NotFoundError,
@@ -42,6 +48,8 @@ from offbeat.worker_api import OrchestratorClient
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 REPORT_INTERVAL_S = 5.0
 MESSAGE_CHARS_MAX = 4000
 
@@ -52,7 +60,14 @@ class JobContext:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.progress = 0.0
+        self.computed = False
+        self.waiting_rollouts = lease.waiting_rollouts
         self._lost = threading.Event()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the job was taken away."""
+        return self._lost.is_set()
 
     def revoke(self) -> None:
         """Called by the heartbeat when the orchestrator takes the job away."""
@@ -60,11 +75,18 @@ class JobContext:
 
     def check(self) -> None:
         """Raise `LeaseLostError` once the job was taken away: call it between units of work."""
-        if self._lost.is_set():
+        if self.lost:
             raise LeaseLostError(f"job {self.lease.job_id} was taken from this worker")
 
 
-Handler = Callable[[JobContext], JobOutput]
+@dataclass(frozen=True)
+class HandIn:
+    """What is left of a job once all is computed: to wait for the network, until the result."""
+
+    finish: Callable[[], JobOutput]
+
+
+Handler = Callable[[JobContext], JobOutput | HandIn]
 
 
 class JobRunner:
@@ -79,14 +101,54 @@ class JobRunner:
         self.orchestrator = orchestrator
         self.worker_id = worker_id
         self.handlers = handlers
+        self._leaving = threading.Event()
+        self._held: set[JobContext] = set()
+        """The jobs that the worker has a lease on."""
+        self._hand_ins = ThreadPoolExecutor(1, thread_name_prefix="hand-in")
+        self._handing_in: Future[None] | None = None
+
+    def close(self) -> None:
+        """Wait for the hand-in under way."""
+        self._hand_ins.shutdown()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._leaving.is_set()
+
+    def take_no_more(self) -> None:
+        """Give every further message back; the jobs that are held go on."""
+        self._leaving.set()
+
+    def hand_back(self) -> None:
+        """Stop working on what is held, and let other workers do it."""
+        for context in tuple(self._held):
+            context.revoke()
+            self._release(context.lease.job_id, context.lease.attempt)
+
+    def _release(self, job_id: str, attempt: int) -> None:
+        request = ReleaseRequest(attempt=attempt, worker_id=self.worker_id)
+        try:
+            self.orchestrator.release(job_id, request)
+            log.info("Handed a job back.", job=job_id)
+        except OffbeatError as error:
+            log.warning("A job could not be handed back.", job=job_id, error=error.detail)
 
     def run(self, message: JobMessage) -> None:
         """Lease, work, report. Raises nothing that another delivery of the message could mend."""
+        if self.leaving:
+            self._release(message.job_id, message.attempt)
+            return
         try:
             request = LeaseRequest(attempt=message.attempt, worker_id=self.worker_id)
             lease = self.orchestrator.lease(message.job_id, request)
         except (ConflictError, NotFoundError) as refusal:
             log.info("Dropped a message.", job=message.job_id, reason=refusal.detail)
+            return
+        except HeldBackError as delay:
+            log.info("Gets no job for now.", reason=delay.detail)
+            # The worker takes one message at a time, so it takes none while this one waits.
+            self._leaving.wait(delay.retry_after_s)
             return
         except OffbeatError as error:
             log.warning("Could not lease a job.", job=message.job_id, error=error.detail)
@@ -97,36 +159,70 @@ class JobRunner:
             self._work(JobContext(lease))
 
     def _work(self, context: JobContext) -> None:
-        lease = context.lease
         finished = threading.Event()
-        with ThreadPoolExecutor(1, thread_name_prefix="heartbeat") as pool:
-            pool.submit(self._keep_lease, context, finished)
-            try:
-                output = self.handlers[JobKind(lease.input.kind)](context)
-                context.check()
-            except LeaseLostError:
-                log.info("Stopped: the job was taken away.")
-                return
-            except Exception as error:  # noqa: BLE001 - a job may fail, its worker may not
-                self._report_failure(lease, error)
-                return
-            finally:
-                finished.set()
-        self._report_result(lease, output)
+        self._held.add(context)
+        name = f"heartbeat-{context.lease.job_id}"
+        threading.Thread(target=self._keep_lease, args=(context, finished), name=name).start()
+        handler = self.handlers[JobKind(context.lease.input.kind)]
+        result = self._attempt(context, lambda: handler(context))
+        if isinstance(result, HandIn):
+            self._hand_in_later(context, result, finished)
+            return
+        finished.set()
+        if result is not None:
+            self._report_result(context.lease, result)
+        self._held.discard(context)
+
+    def _attempt(self, context: JobContext, work: Callable[[], T]) -> T | None:
+        """The result of the work; None where it failed, or the lease is lost."""
+        try:
+            result = work()
+            context.check()
+        except LeaseLostError:
+            log.info("Stopped: the job was taken away.")
+            return None
+        except Exception as error:  # noqa: BLE001 - a job may fail, its worker may not
+            self._report_failure(context.lease, error)
+            return None
+        return result
+
+    def _hand_in_later(
+        self, context: JobContext, hand_in: HandIn, finished: threading.Event
+    ) -> None:
+        """Hand the result in beside the next job, once the one before has been handed in."""
+
+        def work() -> None:
+            output = self._attempt(context, hand_in.finish)
+            finished.set()
+            if output is not None:
+                self._report_result(context.lease, output)
+            self._held.discard(context)
+
+        if self._handing_in is not None:
+            self._handing_in.result()
+        context.computed = True
+        self._beat(context)
+        self._handing_in = self._hand_ins.submit(contextvars.copy_context().run, work)
 
     def _keep_lease(self, context: JobContext, finished: threading.Event) -> None:
+        while not finished.wait(context.lease.heartbeat_interval_s) and not context.lost:
+            self._beat(context)
+
+    def _beat(self, context: JobContext) -> None:
         lease = context.lease
-        while not finished.wait(lease.heartbeat_interval_s):
-            request = HeartbeatRequest(
-                attempt=lease.attempt, worker_id=self.worker_id, progress=context.progress
-            )
-            try:
-                self.orchestrator.heartbeat(lease.job_id, request)
-            except (ConflictError, NotFoundError):
-                context.revoke()
-                return
-            except OffbeatError as error:
-                log.warning("A heartbeat did not arrive.", error=error.detail)
+        request = HeartbeatRequest(
+            attempt=lease.attempt,
+            worker_id=self.worker_id,
+            progress=context.progress,
+            computed=context.computed,
+        )
+        try:
+            reply = self.orchestrator.heartbeat(lease.job_id, request)
+            context.waiting_rollouts = reply.waiting_rollouts
+        except (ConflictError, NotFoundError):
+            context.revoke()
+        except OffbeatError as error:
+            log.warning("A heartbeat did not arrive.", error=error.detail)
 
     def _report_result(self, lease: Lease, output: JobOutput) -> None:
         request = CompleteRequest(attempt=lease.attempt, worker_id=self.worker_id, output=output)
@@ -185,6 +281,14 @@ class Presence:
         self._stopping.set()
         self._thread.join(timeout=REPORT_INTERVAL_S)
 
+    def leave(self) -> None:
+        """Stop reporting, and say that the worker takes no more jobs."""
+        self.stop()
+        try:
+            self._orchestrator.leave(self._worker_id)
+        except OffbeatError as error:
+            log.warning("The orchestrator was not told of the leave.", error=error.detail)
+
     def _loop(self) -> None:
         while True:
             try:
@@ -217,14 +321,23 @@ def _leave_logs_alone(**_: object) -> None:
     """Celery configures logging, and the root logger's level, unless this signal has a listener."""
 
 
-def consume(app: Celery, runner: JobRunner, role: WorkerRole, pool: str) -> None:
+def consume(
+    app: Celery,
+    runner: JobRunner,
+    role: WorkerRole,
+    pool: str,
+    on_stop: Callable[..., None],
+) -> None:
     """Serve the queue of this role and pool until the process is told to stop.
+
+    `on_stop` is then called, within the signal handler; the task under way goes on.
 
     The pool is a thread: a forked child could not use CUDA (vllm#12754), nor the model of its
     parent.
     """
 
     setup_logging.connect(_leave_logs_alone, weak=False)
+    worker_shutting_down.connect(on_stop, weak=False)
 
     @app.task(name=TASK_NAME)
     def run_job(job_id: str, attempt: int) -> None:
@@ -242,3 +355,4 @@ def consume(app: Celery, runner: JobRunner, role: WorkerRole, pool: str) -> None
             "--without-mingle",
         ]
     )
+    runner.close()

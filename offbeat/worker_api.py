@@ -10,9 +10,11 @@ import httpx
 from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
+    HeartbeatReply,
     HeartbeatRequest,
     Lease,
     LeaseRequest,
+    ReleaseRequest,
     WorkerEvent,
     WorkerReport,
 )
@@ -30,7 +32,8 @@ class OrchestratorClient(ServiceClient):
     """`/internal/*` of the orchestrator."""
 
     def lease(self, job_id: str, request: LeaseRequest) -> Lease:
-        """Take the job; `ConflictError` means: acknowledge the message and drop it."""
+        """Take the job; `ConflictError` means: acknowledge the message and drop it,
+        `HeldBackError`: the same, and take no other for a while."""
         response = self.call(
             "POST",
             f"/internal/jobs/{job_id}/lease",
@@ -39,11 +42,12 @@ class OrchestratorClient(ServiceClient):
         )
         return Lease.model_validate_json(response.content)
 
-    def heartbeat(self, job_id: str, request: HeartbeatRequest) -> None:
+    def heartbeat(self, job_id: str, request: HeartbeatRequest) -> HeartbeatReply:
         """Keep the lease; `ConflictError` means: stop working."""
-        self.call(
+        response = self.call(
             "POST", f"/internal/jobs/{job_id}/heartbeat", json=request.model_dump(mode="json")
         )
+        return HeartbeatReply.model_validate_json(response.content)
 
     def complete(self, job_id: str, request: CompleteRequest) -> None:
         """Hand in the result. Repeating it is safe."""
@@ -62,6 +66,14 @@ class OrchestratorClient(ServiceClient):
             json=request.model_dump(mode="json"),
             retry_for_s=LEASE_RETRY_S,
         )
+
+    def release(self, job_id: str, request: ReleaseRequest) -> None:
+        """Hand the job back: another worker does it, and nothing counts as failed."""
+        self.call("POST", f"/internal/jobs/{job_id}/release", json=request.model_dump(mode="json"))
+
+    def leave(self, worker_id: str) -> None:
+        """Say that the worker takes no more jobs; it may still complete what it holds."""
+        self.call("DELETE", f"/internal/workers/{worker_id}")
 
     def report(self, worker_id: str, report: WorkerReport) -> None:
         """Say that the worker lives and what it serves."""
@@ -120,6 +132,10 @@ class WeightProxyClient(ServiceClient):
         except NotFoundError:
             return None
         return PublishedVersion.model_validate_json(response.content)
+
+    def forget(self, run_id: str) -> None:
+        """Remove the versions of a deleted run, whose objects are gone, from the table."""
+        self.call("DELETE", f"/v1/runs/{run_id}/weights")
 
     def wait_for_newer(self, run_id: str, after: int, wait_s: float) -> PublishedVersion | None:
         """Long-poll: the newest version above `after`, or None when `wait_s` has passed."""

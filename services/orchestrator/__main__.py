@@ -3,26 +3,23 @@ serves."""
 
 import time
 
-import structlog
-import uvicorn
-
+from offbeat.chat_channel import ChatListener
 from offbeat.logs import configure_logs
 from offbeat.objects import S3ObjectStore
 from offbeat.queue import create_celery
+from offbeat.serving import serve
 from offbeat.settings import ObjectStoreSettings, QueueSettings
-from offbeat.web import bind_host
+from offbeat.worker_api import WeightProxyClient
 from services.orchestrator.app import create_app
 from services.orchestrator.broker import CeleryBroker
+from services.orchestrator.collector import Collector
 from services.orchestrator.dependencies import Services
+from services.orchestrator.leadership import leadership_over
 from services.orchestrator.migrate import migrate
+from services.orchestrator.rates import RateLimiter
 from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.settings import OrchestratorSettings
 from services.orchestrator.store import Store
-
-SHUTDOWN_GRACE_S = 5
-"""Event streams never end by themselves, so they are cut after this long."""
-
-log = structlog.get_logger(__name__)
 
 
 def main() -> None:
@@ -32,30 +29,45 @@ def main() -> None:
     url = settings.orchestrator_database_url.get_secret_value()
     store = Store.connect(url)
     migrate(store.engine)
-    broker = CeleryBroker(create_celery(QueueSettings(), "orchestrator"))
-    scheduler = Scheduler(store, broker, clock=time.time, message_lost_s=settings.message_lost_s)
+    queue = QueueSettings()
+    broker = CeleryBroker(create_celery(queue, "orchestrator"))
+    scheduler = Scheduler(
+        store,
+        broker,
+        leadership_over(store.engine),
+        clock=time.time,
+        message_lost_s=settings.message_lost_s,
+    )
+    objects = S3ObjectStore.connect(ObjectStoreSettings())
+    proxy = WeightProxyClient(
+        settings.weight_proxy_url, settings.worker_token, ca_file=settings.ca_file
+    )
     services = Services(
         store=store,
-        objects=S3ObjectStore.connect(ObjectStoreSettings()),
+        objects=objects,
         broker=broker,
         scheduler=scheduler,
         clock=time.time,
         api_key=settings.api_key,
         worker_token=settings.worker_token,
+        rates=RateLimiter(
+            settings.rate_limit,
+            settings.rate_limit_storage_url.get_secret_value(),
+            queue.redis_ca_file,
+        ),
+        chats=ChatListener(queue),
+        collector=Collector(
+            store=store,
+            objects=objects,
+            forget_versions=proxy.forget,
+            clock=time.time,
+            interval_s=settings.gc_interval_s,
+        ),
         lease_s=settings.lease_s,
         heartbeat_interval_s=settings.heartbeat_interval_s,
     )
     has_keys = settings.api_key is not None and settings.worker_token is not None
-    host = bind_host(settings.host, has_keys=has_keys)
-    log.info("The orchestrator is listening.", host=host, port=settings.orchestrator_port)
-    uvicorn.run(
-        create_app(services),
-        host=host,
-        port=settings.orchestrator_port,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-    )
+    serve(create_app(services), settings, port=settings.orchestrator_port, has_keys=has_keys)
 
 
 if __name__ == "__main__":

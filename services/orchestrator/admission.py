@@ -14,6 +14,7 @@ EPOCHS_REMEMBERED = 8
 def capacity_groups(
     *,
     version: int,
+    oldest: int,
     max_versions: int,
     groups_per_step: int,
     steps: int,
@@ -26,7 +27,12 @@ def capacity_groups(
     AReaL's `get_capacity` (arXiv 2505.24298) in groups, with v policy versions made, η =
     max_versions and B = groups_per_step:
 
-        min(max_inflight − running, (η + v + 1)·B − (accepted + running)),  accepted = v·B + waiting
+        min(max_inflight − running, (η + o + 1)·B − (accepted + running)),  accepted = v·B + waiting
+
+    AReaL has v for o = `oldest`, the oldest version that a group under way may be sampled with (v
+    where none is). With o, not more than the next η steps from o can be taken without that group,
+    so it is never too old when its turn comes, however slow it is: nothing is dropped for being
+    slow, and no prompt is favoured for being fast (tinker-cookbook#822).
 
     `waiting` counts groups that are generated or being trained and not yet part of a version. What
     the remaining steps cannot use is never started. Counting accepted groups as v·B + waiting, and
@@ -34,7 +40,7 @@ def capacity_groups(
     """
     limit = max_inflight if max_inflight is not None else (max_versions + 1) * groups_per_step
     under_way = version * groups_per_step + waiting + running
-    within_staleness = (max_versions + version + 1) * groups_per_step - under_way
+    within_staleness = (max_versions + oldest + 1) * groups_per_step - under_way
     still_needed = steps * groups_per_step - under_way
     return min(limit - running, within_staleness, still_needed)
 

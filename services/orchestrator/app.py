@@ -12,9 +12,13 @@ from services.orchestrator import (
     diagnosis_api,
     health_api,
     internal_api,
+    openai_api,
+    projects_api,
     replay_api,
+    retention_api,
     runs_api,
 )
+from services.orchestrator.collector import CollectorThread
 from services.orchestrator.dependencies import Services
 
 
@@ -23,9 +27,13 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        collecting = CollectorThread(services.collector, lambda: services.scheduler.leads)
         services.scheduler.start()
+        collecting.start()
         yield
+        collecting.stop()
         services.scheduler.stop()
+        await services.chats.close()
 
     app = FastAPI(
         title="Offbeat orchestrator",
@@ -42,6 +50,9 @@ def create_app(services: Services) -> FastAPI:
         artifacts_api,
         diagnosis_api,
         replay_api,
+        retention_api,
+        openai_api,
+        projects_api,
         internal_api,
         health_api,
     ):

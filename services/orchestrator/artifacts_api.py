@@ -31,8 +31,9 @@ from offbeat.objects import S3ObjectStore
 from offbeat.tables import decode_rollouts
 from services.orchestrator.dependencies import Services, ServicesDep, user
 from services.orchestrator.groups import group_index
+from services.orchestrator.remains import check_adapter
 from services.orchestrator.results import OUTPUT
-from services.orchestrator.schema import GroupRow, JobRow
+from services.orchestrator.schema import SEQ_MAX, GroupRow, JobRow
 from services.orchestrator.store import find_run
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(user)])
@@ -56,7 +57,7 @@ def rollouts(
     after: Cursor = "0.0",
 ) -> Page[RolloutView]:
     """Samples in the order in which their jobs were made."""
-    seq, row = (int(part) for part in after.split("."))
+    seq, row = (min(int(part), SEQ_MAX) for part in after.split("."))
     with services.store.read() as session:
         find_run(session, run_id)
         jobs = _sampling_jobs(session, run_id, split, seq)
@@ -90,6 +91,7 @@ def _sampling_jobs(
             JobRow.run_id == run_id,
             JobRow.kind == kind,
             JobRow.status == JobStatus.DONE,
+            JobRow.samples_removed_at.is_(None),
             JobRow.seq >= from_seq,
         )
         .order_by(JobRow.seq)
@@ -172,6 +174,7 @@ def _manifest(services: Services, run_id: str, version: int | None) -> Manifest:
         wanted = run.version if version is None else version
         for manifest in _manifests(session, run_id):
             if manifest.version == wanted:
+                check_adapter(session, run_id, manifest.version)
                 return manifest
     if wanted is None:
         raise NotFoundError(f"run {run_id} has published no version yet")

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from offbeat.contracts.jobs import JobKind, JobMessage, WorkerRole
 from offbeat.queue import enqueue, queue_name
@@ -32,5 +33,10 @@ class CeleryBroker:
 
     def depth(self, role: WorkerRole, pool: str) -> int:
         """See `Broker.depth`. Kombu keeps a queue as a Redis list of the same name."""
-        with self._app.connection_or_acquire() as connection, connection.channel() as channel:
-            return int(channel._size(queue_name(role, pool)))
+        with self._app.connection_or_acquire() as connection:
+            try:
+                with connection.channel() as channel:
+                    return int(channel._size(queue_name(role, pool)))
+            except connection.connection_errors as error:
+                # Kombu translates the transport's errors in its own calls, and this is none.
+                raise OperationalError(str(error)) from error

@@ -99,8 +99,11 @@ def _add_generate(
 def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now: float) -> None:
     groups = _by_index(session, run.id, command.indexes)
     job = TrainInput(
-        base_version=command.base_version, groups=tuple(_ready_group(group) for group in groups)
+        base_version=command.base_version,
+        groups=tuple(_ready_group(group) for group in groups),
+        num_refilled=run.refilled,
     )
+    run.refilled = 0
     job_id = add_job(session, run, spec, job, now)
     for group in groups:
         group.status = GroupStatus.TRAINING

@@ -4,19 +4,23 @@ The broker holds a few ready jobs and no more, so that priority and fairness are
 the last moment, and a broker that loses everything loses nothing worth keeping.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.contracts.jobs import JobKind, WorkerRole
+from services.orchestrator.fairness import NO_LENGTH_S
 
 MESSAGES_PER_WORKER = 1
 """Messages that wait in the broker for each worker: enough that none idles between two jobs."""
 
 Lane = tuple[WorkerRole, str]
 """A queue: role and pool."""
+NO_QUOTAS: Mapping[str, int] = {}
+NOTHING_SERVED: Mapping[tuple[str, WorkerRole], float] = {}
 
 KIND_ORDER = (
+    JobKind.CHAT,
     JobKind.PREPARE,
     JobKind.INIT,
     JobKind.EVALUATE,
@@ -36,11 +40,17 @@ class WaitingJob:
     kind: JobKind
     pool: str
     priority: int
+    project_id: str
 
     @property
     def lane(self) -> Lane:
         """The queue it belongs to."""
         return self.kind.role, self.pool
+
+    @property
+    def share(self) -> tuple[str, WorkerRole]:
+        """Whose clock counts it."""
+        return self.run_id, self.kind.role
 
 
 def choose(
@@ -49,27 +59,37 @@ def choose(
     sent: Mapping[Lane, int],
     workers: Mapping[Lane, int],
     busy: Mapping[str, int],
+    quotas: Mapping[str, int] = NO_QUOTAS,
+    served_s: Mapping[tuple[str, WorkerRole], float] = NOTHING_SERVED,
+    lengths_s: Mapping[tuple[str, WorkerRole], float] = NOTHING_SERVED,
 ) -> list[WaitingJob]:
     """The jobs to send now, in order.
 
     `sent` counts the messages in each lane that nobody has leased, `workers` the workers alive,
     `busy` the jobs of each run that are sent or leased. Higher priority goes first; among equals
-    the run with the fewest jobs under way, so that no run waits for a longer one; within a run,
-    set-up and evaluation before generation, then the older job.
+    the run that has had the least of the role's workers, then the one with the fewest jobs under
+    way, so that no run waits for a longer one; within a run, set-up and evaluation before
+    generation, then the older job. `served_s` is what each run has had, with what is under way, and
+    `lengths_s` how long its jobs usually take (`fairness.py`). `quotas` says how many more jobs
+    each project may have sent or leased; the rest of a project that is at its limit is passed over.
     """
     room = {lane: MESSAGES_PER_WORKER * max(1, workers.get(lane, 0)) for lane in _lanes(waiting)}
     for lane, count in sent.items():
         if lane in room:
             room[lane] -= count
     shares = Counter(busy)
+    clocks = defaultdict[tuple[str, WorkerRole], float](float, served_s)
+    quota = {job.project_id: quotas.get(job.project_id, len(waiting)) for job in waiting}
     chosen: list[WaitingJob] = []
     left = list(waiting)
-    while candidates := [job for job in left if room[job.lane] > 0]:
-        job = min(candidates, key=lambda job: _rank(job, shares[job.run_id]))
+    while candidates := [job for job in left if room[job.lane] > 0 and quota[job.project_id] > 0]:
+        job = min(candidates, key=lambda job: _rank(job, clocks[job.share], shares[job.run_id]))
         chosen.append(job)
         left.remove(job)
         room[job.lane] -= 1
         shares[job.run_id] += 1
+        clocks[job.share] += lengths_s.get(job.share, NO_LENGTH_S)
+        quota[job.project_id] -= 1
     return chosen
 
 
@@ -77,5 +97,5 @@ def _lanes(waiting: Sequence[WaitingJob]) -> set[Lane]:
     return {job.lane for job in waiting}
 
 
-def _rank(job: WaitingJob, share: int) -> tuple[int, int, int, int]:
-    return (-job.priority, share, KIND_ORDER.index(job.kind), job.seq)
+def _rank(job: WaitingJob, served_s: float, busy: int) -> tuple[int, float, int, int, int]:
+    return (-job.priority, served_s, busy, KIND_ORDER.index(job.kind), job.seq)

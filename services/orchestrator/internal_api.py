@@ -1,33 +1,39 @@
 """`/internal/*`: what workers call. Each route parses, opens one transaction and answers."""
 
 from fastapi import APIRouter, Depends
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
+    HeartbeatReply,
     HeartbeatRequest,
     Lease,
     LeaseRequest,
+    ReleaseRequest,
     WorkerEvent,
     WorkerReport,
 )
 from offbeat.contracts.runs import EventLevel
+from offbeat.errors import HeldBackError
 from services.orchestrator import leases
 from services.orchestrator.dependencies import ServicesDep, worker
+from services.orchestrator.fleet import SERVE, note
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import add_event, lock_run
 
 router = APIRouter(prefix="/internal", dependencies=[Depends(worker)], include_in_schema=False)
 
 WARNING_EVENTS = frozenset({"canary_failed", "reward_failed", "samples_lost"})
+SERVE_OUTCOMES = {"version_served": True, "canary_failed": False}
 
 
 @router.post("/jobs/{job_id}/lease")
 def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
-    """Take a job; 409 means that the message is void."""
+    """Take a job; 409 means that the message is void, 423 that the worker has to wait."""
     with services.store.write() as session:
-        return leases.lease(
+        answer = leases.lease(
             session,
             job_id,
             request,
@@ -35,13 +41,22 @@ def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
             lease_s=services.lease_s,
             heartbeat_interval_s=services.heartbeat_interval_s,
         )
+    if isinstance(answer, HeldBackError):
+        services.scheduler.wake()
+        raise answer
+    return answer
 
 
-@router.post("/jobs/{job_id}/heartbeat", status_code=204)
-def heartbeat(services: ServicesDep, job_id: str, request: HeartbeatRequest) -> None:
+@router.post("/jobs/{job_id}/heartbeat")
+def heartbeat(services: ServicesDep, job_id: str, request: HeartbeatRequest) -> HeartbeatReply:
     """Keep a lease; 409 means that it is lost."""
     with services.store.write() as session:
-        leases.heartbeat(session, job_id, request, now=services.clock(), lease_s=services.lease_s)
+        reply = leases.heartbeat(
+            session, job_id, request, now=services.clock(), lease_s=services.lease_s
+        )
+    if request.computed:
+        services.scheduler.wake()
+    return reply
 
 
 @router.post("/jobs/{job_id}/complete", status_code=204)
@@ -58,6 +73,21 @@ def fail(services: ServicesDep, job_id: str, request: FailRequest) -> None:
     with services.store.write() as session:
         leases.fail(session, job_id, request, now=services.clock())
     services.scheduler.wake()
+
+
+@router.post("/jobs/{job_id}/release", status_code=204)
+def release(services: ServicesDep, job_id: str, request: ReleaseRequest) -> None:
+    """Hand a job back that the worker will not finish."""
+    with services.store.write() as session:
+        leases.release(session, job_id, request, now=services.clock())
+    services.scheduler.wake()
+
+
+@router.delete("/workers/{worker_id}", status_code=204)
+def leave(services: ServicesDep, worker_id: str) -> None:
+    """Say that a worker takes no more jobs. What it holds it may still complete."""
+    with services.store.write() as session:
+        session.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
 
 
 @router.put("/workers/{worker_id}", status_code=204)
@@ -87,14 +117,18 @@ def _save_report(session: Session, worker_id: str, request: WorkerReport, now: f
 def event(services: ServicesDep, run_id: str, request: WorkerEvent) -> None:
     """Add what a worker saw to the run's log."""
     level = EventLevel.WARNING if request.kind in WARNING_EVENTS else EventLevel.INFO
+    now = services.clock()
     with services.store.write() as session:
-        lock_run(session, run_id)
+        run = lock_run(session, run_id)
         add_event(
             session,
             run_id,
-            services.clock(),
+            now,
             request.kind,
             request.message,
             level=level,
             data={"worker_id": request.worker_id, **request.data},
         )
+        if request.kind in SERVE_OUTCOMES:
+            version, ok = f"v{request.data['version']}", SERVE_OUTCOMES[request.kind]
+            note(session, run, request.worker_id, SERVE, version, ok=ok, now=now)

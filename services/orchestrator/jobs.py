@@ -1,6 +1,7 @@
 """Jobs in the database: how one is made and how it is made to wait for another turn."""
 
 from pydantic import TypeAdapter
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobInput, JobKind, JobStatus
@@ -10,6 +11,8 @@ from services.orchestrator.store import new_id
 
 INPUT: TypeAdapter[JobInput] = TypeAdapter(JobInput)
 OPEN_JOBS = (JobStatus.QUEUED, JobStatus.LEASED)
+ASKED_KINDS = (JobKind.REPLAY, JobKind.CHAT)
+"""What a user asks for is done whatever the run's status."""
 
 
 def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: float) -> str:
@@ -27,11 +30,44 @@ def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: fl
     return row.id
 
 
-def requeue(job: JobRow) -> None:
-    """Make the job wait for its turn under a new attempt; messages of older ones are void."""
+def next_steps(session: Session) -> dict[str, int]:
+    """Of each run the first train job, by `seq`, that is open and not computed: the one whose
+    parent is known. Later ones wait for it."""
+    rows = session.execute(
+        select(JobRow.run_id, func.min(JobRow.seq))
+        .where(
+            JobRow.kind == JobKind.TRAIN,
+            JobRow.status.in_(OPEN_JOBS),
+            JobRow.computed_at.is_(None),
+        )
+        .group_by(JobRow.run_id)
+    )
+    return dict(rows.all())
+
+
+def requeue(session: Session, job: JobRow) -> None:
+    """Make the job wait for its turn under a new attempt; messages of older ones are void.
+
+    So are those of the run's later steps, which wait for a train job.
+    """
+    if job.kind is JobKind.TRAIN:
+        later = select(JobRow).where(
+            JobRow.run_id == job.run_id,
+            JobRow.kind == JobKind.TRAIN,
+            JobRow.status == JobStatus.QUEUED,
+            JobRow.enqueued_at.is_not(None),
+            JobRow.seq > job.seq,
+        )
+        for step in session.scalars(later).all():
+            _put_back(step)
+    _put_back(job)
+
+
+def _put_back(job: JobRow) -> None:
     job.status = JobStatus.QUEUED
     job.attempt += 1
     job.enqueued_at = None
     job.leased_at = None
     job.lease_expires_at = None
+    job.computed_at = None
     job.worker_id = None

@@ -14,23 +14,29 @@ from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
+    HeartbeatReply,
     HeartbeatRequest,
     Lease,
     LeaseRequest,
+    ReleaseRequest,
 )
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import EventLevel, RunStatus
-from offbeat.errors import InvalidRequestError, LeaseLostError, NotFoundError
+from offbeat.errors import HeldBackError, InvalidRequestError, LeaseLostError, NotFoundError
+from services.orchestrator.clocks import charge
+from services.orchestrator.fleet import note_attempt, refusal
 from services.orchestrator.groups import drop_groups, find_groups
-from services.orchestrator.jobs import INPUT, requeue
+from services.orchestrator.jobs import ASKED_KINDS, INPUT, next_steps, requeue
 from services.orchestrator.lifecycle import end_run
 from services.orchestrator.results import OUTPUT, apply_output
-from services.orchestrator.run_state import RunAction
+from services.orchestrator.run_state import GroupStatus, RunAction
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
 from services.orchestrator.store import add_event, lock_run
 
 ESSENTIAL_KINDS = (JobKind.PREPARE, JobKind.INIT, JobKind.TRAIN)
 """Without a result of these a run cannot go on."""
+WAITING_ROLLOUTS_MAX = 32
+"""Keys in an answer to a trainer: those of the next step or two, in a few kilobytes."""
 
 
 def lease(
@@ -41,17 +47,26 @@ def lease(
     now: float,
     lease_s: float,
     heartbeat_interval_s: float,
-) -> Lease:
-    """Give the job to the worker. A repeated request of the holder gets the lease again."""
+) -> Lease | HeldBackError:
+    """Give the job to the worker. A repeated request of the holder gets the lease again.
+
+    Where another worker is to have it, its message is taken back and the error says for how long.
+    """
     run, job = _lock_job(session, job_id)
-    if run.status is not RunStatus.RUNNING and job.kind is not JobKind.REPLAY:
+    if run.status is not RunStatus.RUNNING and job.kind not in ASKED_KINDS:
         raise LeaseLostError(f"run {run.id} is {run.status}")
     held_by_caller = job.status is JobStatus.LEASED and job.worker_id == request.worker_id
+    if job.kind is JobKind.TRAIN and job.seq > next_steps(session)[run.id]:
+        raise LeaseLostError(f"the step before that of job {job_id} is not computed yet")
     if job.attempt != request.attempt or not (job.status is JobStatus.QUEUED or held_by_caller):
         raise LeaseLostError(
             f"attempt {request.attempt} of job {job_id} is not to be had: the job is {job.status}, "
             f"at attempt {job.attempt}"
         )
+    held_back = None if held_by_caller else refusal(session, job, request.worker_id, now)
+    if held_back is not None:
+        job.enqueued_at = None
+        return held_back
     job.status = JobStatus.LEASED
     job.worker_id = request.worker_id
     job.leased_at = job.leased_at if held_by_caller else now
@@ -66,16 +81,20 @@ def lease(
         input=INPUT.validate_json(job.input),
         expires_at=datetime.fromtimestamp(expires_at, UTC),
         heartbeat_interval_s=heartbeat_interval_s,
+        waiting_rollouts=_waiting_rollouts(session, job),
     )
 
 
 def heartbeat(
     session: Session, job_id: str, request: HeartbeatRequest, *, now: float, lease_s: float
-) -> None:
+) -> HeartbeatReply:
     """Extend the lease of its holder."""
     _, job = _lock_job(session, job_id)
     _check_holder(job, request.attempt, request.worker_id)
     job.lease_expires_at = now + lease_s
+    if request.computed and job.computed_at is None:
+        job.computed_at = now
+    return HeartbeatReply(waiting_rollouts=_waiting_rollouts(session, job))
 
 
 def complete(session: Session, job_id: str, request: CompleteRequest, *, now: float) -> None:
@@ -87,6 +106,8 @@ def complete(session: Session, job_id: str, request: CompleteRequest, *, now: fl
     if request.output.kind != job.kind:
         raise InvalidRequestError(f"job {job_id} is of kind {job.kind}, not {request.output.kind}")
     apply_output(session, run, job, request.output, now)
+    charge(run, job, now)
+    note_attempt(session, run, job, ok=True, now=now)
     job.status = JobStatus.DONE
     job.output = OUTPUT.dump_json(request.output).decode()
     job.finished_at = now
@@ -102,10 +123,33 @@ def fail(session: Session, job_id: str, request: FailRequest, *, now: float) -> 
     end_attempt(session, run, job, request.message, permanent=request.permanent, now=now)
 
 
+def release(session: Session, job_id: str, request: ReleaseRequest, *, now: float) -> None:
+    """Let the job wait for another worker; the attempt does not count as failed."""
+    run, job = _lock_job(session, job_id)
+    if job.status is JobStatus.QUEUED and job.attempt == request.attempt:
+        job.enqueued_at = None
+        return
+    _check_holder(job, request.attempt, request.worker_id)
+    charge(run, job, now)
+    add_event(
+        session,
+        run.id,
+        now,
+        "job_handed_back",
+        f"Worker {job.worker_id} leaves and hands {job.kind} job {job.id} back.",
+        data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
+    )
+    requeue(session, job)
+
+
 def end_attempt(
     session: Session, run: RunRow, job: JobRow, reason: str, *, permanent: bool, now: float
 ) -> None:
     """Count a failed attempt; queue the next one, or give the job up and say what that means."""
+    charge(run, job, now)
+    permanent = permanent or job.kind is JobKind.CHAT
+    if not permanent:
+        note_attempt(session, run, job, ok=False, now=now)
     job.failures += 1
     job.error = reason
     spec = RunSpec.model_validate_json(run.spec)
@@ -120,11 +164,13 @@ def end_attempt(
             level=EventLevel.WARNING,
             data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
         )
-        requeue(job)
+        requeue(session, job)
         return
     job.status = JobStatus.FAILED if permanent else JobStatus.DEAD
     job.finished_at = now
     job.lease_expires_at = None
+    if job.kind is JobKind.CHAT:
+        return  # whoever asked is told
     add_event(
         session,
         run.id,
@@ -137,12 +183,24 @@ def end_attempt(
     _after_loss(session, run, job, reason, now)
 
 
+def _waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:
+    """What a trainer may fetch beside its step."""
+    if job.kind is not JobKind.TRAIN:
+        return ()
+    ready = find_groups(
+        session, GroupRow.run_id == job.run_id, GroupRow.status == GroupStatus.READY
+    )
+    keys = dict.fromkeys(group.rollouts_key for group in ready if group.rollouts_key)
+    return tuple(keys)[:WAITING_ROLLOUTS_MAX]
+
+
 def _lock_job(session: Session, job_id: str) -> tuple[RunRow, JobRow]:
     run_id = session.scalar(select(JobRow.run_id).where(JobRow.id == job_id))
     if run_id is None:
         raise NotFoundError(f"there is no job {job_id!r}")
     run = lock_run(session, run_id)
-    job = session.scalar(select(JobRow).where(JobRow.id == job_id))
+    # Locked as well: the scheduler sends and recalls messages without a lock on the run.
+    job = session.scalar(select(JobRow).where(JobRow.id == job_id).with_for_update())
     assert job is not None, "jobs are never deleted while their run is there"
     return run, job
 

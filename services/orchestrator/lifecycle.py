@@ -3,7 +3,7 @@
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import JobStatus
+from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.contracts.runs import EventLevel, RunStatus
 from services.orchestrator.groups import drop_groups, find_groups
 from services.orchestrator.jobs import OPEN_JOBS, requeue
@@ -32,6 +32,7 @@ def act(session: Session, run: RunRow, action: RunAction, now: float) -> None:
         run.active_since = now
         run.finished_at = None
         run.generation_failures = 0
+        run.generator_s = run.trainer_s = None
     add_event(session, run.id, now, f"run_{_PAST[action]}", f"The run was {_PAST[action]}.")
 
 
@@ -44,17 +45,23 @@ def recall_queued_jobs(session: Session, run_id: str) -> None:
         JobRow.run_id == run_id, JobRow.status == JobStatus.QUEUED, JobRow.enqueued_at.is_not(None)
     )
     for job in session.scalars(waiting):
-        requeue(job)
+        requeue(session, job)
 
 
 def end_run(session: Session, run: RunRow, action: RunAction, reason: str, now: float) -> None:
-    """Give the run a final status; its open jobs are cancelled and its open groups dropped."""
+    """Give the run a final status; its open jobs are cancelled and its open groups dropped.
+
+    Chats go on: they are about versions that stay."""
     run.status = next_status(run.status, action)
     run.status_reason = reason
     run.finished_at = now
     session.execute(
         update(JobRow)
-        .where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
+        .where(
+            JobRow.run_id == run.id,
+            JobRow.status.in_(OPEN_JOBS),
+            JobRow.kind != JobKind.CHAT,
+        )
         .values(status=JobStatus.CANCELLED, finished_at=now, lease_expires_at=None)
     )
     left = find_groups(session, GroupRow.run_id == run.id, GroupRow.status.in_(OPEN_GROUPS))

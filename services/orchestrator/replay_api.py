@@ -12,6 +12,7 @@ from offbeat.contracts.runs import ReplayView
 from offbeat.errors import NotFoundError
 from services.orchestrator.dependencies import ServicesDep, user
 from services.orchestrator.jobs import INPUT, add_job
+from services.orchestrator.remains import check_step
 from services.orchestrator.results import OUTPUT
 from services.orchestrator.schema import JobRow
 from services.orchestrator.store import find_run, lock_run
@@ -29,6 +30,7 @@ def create(
     with services.store.write() as session:
         run = lock_run(session, run_id)
         original = _train_input(session, run_id, step)
+        check_step(session, run_id, original)
         replay = ReplayInput(base_version=original.base_version, groups=original.groups)
         spec = RunSpec.model_validate_json(run.spec)
         job_id = add_job(session, run, spec, replay, services.clock())

@@ -5,20 +5,24 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import (
+    ChatOutput,
     EvaluateOutput,
     GenerateOutput,
     InitOutput,
     JobOutput,
     PrepareOutput,
     ReplayOutput,
+    TrainInput,
     TrainOutput,
 )
 from offbeat.contracts.runs import EventLevel
 from offbeat.contracts.weights import Manifest
 from offbeat.errors import InvalidRequestError
 from services.orchestrator.groups import drop_groups, find_groups, group_id, group_index
+from services.orchestrator.jobs import INPUT
+from services.orchestrator.quotas import add_stored
 from services.orchestrator.run_state import GroupStatus
-from services.orchestrator.schema import GroupRow, JobRow, RunRow
+from services.orchestrator.schema import GroupRow, JobRow, RunRow, VersionRow
 from services.orchestrator.store import add_event, add_metrics
 
 OUTPUT: TypeAdapter[JobOutput] = TypeAdapter(JobOutput)
@@ -29,14 +33,21 @@ def apply_output(session: Session, run: RunRow, job: JobRow, output: JobOutput, 
     match output:
         case PrepareOutput():
             _apply_prepare(session, run, output, now)
-        case InitOutput() | TrainOutput():
+        case InitOutput():
             _apply_version(session, run, job, output.manifest, now)
+        case TrainOutput():
+            _apply_version(session, run, job, output.manifest, now)
+            metrics = {"perf/publish_s": output.publish_s}
+            add_metrics(session, run.id, output.manifest.version, metrics)
         case GenerateOutput():
             _apply_generate(session, run, job, output, now)
         case EvaluateOutput():
             _apply_evaluate(session, run, output, now)
         case ReplayOutput():
             _apply_replay(session, run, output, now)
+        case ChatOutput():
+            pass  # the answer has been heard
+    add_stored(session, run, output, now)
 
 
 def _apply_prepare(session: Session, run: RunRow, output: PrepareOutput, now: float) -> None:
@@ -63,6 +74,7 @@ def _apply_version(
             f"not version {manifest.version} of {manifest.run_id}"
         )
     run.version = manifest.version
+    session.add(VersionRow(run_id=run.id, version=manifest.version, prefix=manifest.prefix))
     dropped = {group_index(name) for name in manifest.dropped_group_ids}
     groups = find_groups(session, GroupRow.train_job_id == job.id)
     for group in groups:
@@ -72,15 +84,15 @@ def _apply_version(
     refused = [group for group in groups if group.index in dropped]
     drop_groups(session, run.id, refused, "unknown_policy", now)
     if groups:
-        oversampling = (len(groups) + run.refilled) / len(groups)
+        step = INPUT.validate_json(job.input)
+        assert isinstance(step, TrainInput)
         metrics = {
             **manifest.metrics,
             **_generation_metrics(session, groups),
-            "rollout/oversampling": oversampling,
+            "rollout/oversampling": (len(groups) + step.num_refilled) / len(groups),
         }
     else:
         metrics = {}
-    run.refilled = 0
     add_metrics(session, run.id, manifest.version, metrics)
     add_event(
         session,

@@ -60,15 +60,20 @@ class RunState:
     """Versions with an evaluation, in whatever status."""
     generating: int = 0
     """Groups in open generate jobs."""
+    oldest_generating: int | None = None
+    """The oldest version that one of them may be sampled with; none where there are none."""
     training: int = 0
-    """Groups in the open train job."""
+    """Groups in open train jobs."""
+    computed_steps: int = 0
+    """Open train jobs that have only their hand-in left; one at the most in practice."""
     ready: Sequence[Group] = ()
     """Generated groups in order of their index."""
     refilled: int = 0
-    """Groups that dynamic sampling has replaced since the newest version."""
+    """Groups that dynamic sampling has replaced for the next step."""
     generation_failures: int = 0
     generators: int = 1
-    """Generators alive in the run's pool."""
+    """Generators in the run's pool that get jobs."""
+    trainers: int = 1
     runtime_s: float = 0.0
     """Since the run was started or taken up again."""
     worker_seconds: float = 0.0

@@ -11,7 +11,7 @@ costs a repetition.
 
 from collections.abc import Mapping, Sequence
 
-from offbeat.contracts.jobs import JobKind
+from offbeat.contracts.jobs import JobKind, WorkerRole
 from offbeat.contracts.runs import RunStatus
 from offbeat.errors import ConflictError
 from services.orchestrator.admission import capacity_groups, job_sizes
@@ -29,6 +29,8 @@ from services.orchestrator.run_state import (
     Train,
 )
 
+FIRST_REPORT_S = 20.0
+"""A fleet that is started together with a run has so long to report, before it is missed."""
 GENERATION_FAILURES_MAX = 5
 """Generate jobs in a row without a result after which a run is not worth going on with."""
 
@@ -88,9 +90,11 @@ def next_commands(run: RunState) -> list[Command]:
         return [] if run.open_jobs.get(JobKind.INIT) else [Init()]
     if _is_finished(run, run.version):
         return [End(action=RunAction.SUCCEED, reason=f"all {run.spec.train.steps} steps are done")]
-    stale, fresh = _split_stale(run, run.version)
+    # A step that is computed counts as done for the next one, which begins beside its upload.
+    base_version = run.version + run.computed_steps
+    stale, fresh = _split_stale(run, base_version)
     flat, fresh = _split_flat(run, fresh)
-    train = _train(run, run.version, fresh)
+    train = _train(run, base_version, fresh)
     return [
         *_evaluate(run, run.version),
         *([Drop(indexes=stale, reason="stale")] if stale else []),
@@ -98,6 +102,15 @@ def next_commands(run: RunState) -> list[Command]:
         *train,
         *_generate(run, run.version, waiting=run.training + len(fresh), idle=not train),
     ]
+
+
+def missing_role(run: RunState) -> WorkerRole | None:
+    """The kind of worker that the run's jobs wait for while not one is there."""
+    if run.runtime_s < FIRST_REPORT_S:
+        return None
+    there = {WorkerRole.GENERATOR: run.generators, WorkerRole.TRAINER: run.trainers}
+    wanted = {kind.role for kind, count in run.open_jobs.items() if count}
+    return next((role for role in WorkerRole if role in wanted and not there[role]), None)
 
 
 def _exhausted(run: RunState) -> str | None:
@@ -150,17 +163,19 @@ def _split_flat(run: RunState, fresh: list[Group]) -> tuple[tuple[int, ...], lis
     return flat, [group for group in fresh if group.index not in flat]
 
 
-def _train(run: RunState, version: int, fresh: Sequence[Group]) -> list[Train]:
+def _train(run: RunState, base_version: int, fresh: Sequence[Group]) -> list[Train]:
     wanted = run.spec.rollout.groups_per_step
-    if run.open_jobs.get(JobKind.TRAIN) or version >= run.spec.train.steps or len(fresh) < wanted:
+    under_way = run.open_jobs.get(JobKind.TRAIN, 0) - run.computed_steps
+    if under_way or base_version >= run.spec.train.steps or len(fresh) < wanted:
         return []
     chosen = tuple(group.index for group in fresh[:wanted])
-    return [Train(base_version=version, indexes=chosen)]
+    return [Train(base_version=base_version, indexes=chosen)]
 
 
 def _generate(run: RunState, version: int, *, waiting: int, idle: bool) -> list[Generate]:
     capacity = capacity_groups(
         version=version,
+        oldest=version if run.oldest_generating is None else run.oldest_generating,
         max_versions=run.spec.staleness.max_versions,
         groups_per_step=run.spec.rollout.groups_per_step,
         steps=run.spec.train.steps,

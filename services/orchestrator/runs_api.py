@@ -25,11 +25,14 @@ from offbeat.contracts.runs import (
 )
 from offbeat.data.checks import check_spec_data
 from offbeat.specs import validate_spec
-from services.orchestrator.dependencies import Services, ServicesDep, user
+from services.orchestrator.access import own_part
+from services.orchestrator.dependencies import CallerDep, Services, ServicesDep, user
 from services.orchestrator.lifecycle import act
+from services.orchestrator.quotas import check_quotas
 from services.orchestrator.run_state import RunAction
-from services.orchestrator.schema import JobRow, MetricRow, RunRow, WorkerRow
-from services.orchestrator.store import create_run, events_after, find_run, lock_run
+from services.orchestrator.schema import SEQ_MAX, JobRow, MetricRow, RunRow, WorkerRow
+from services.orchestrator.store import events_after, find_run, lock_run
+from services.orchestrator.submission import check_sources, create_run
 from services.orchestrator.views import checkpoint_view, event_view, run_view, worker_view
 
 router = APIRouter(
@@ -46,8 +49,6 @@ EVENT_POLL_S = 0.5
 EVENTS_PER_READ = 500
 
 Limit = Annotated[int, Query(ge=1, le=200)]
-SEQ_MAX = 2**63 - 1
-"""The largest cursor that the databases can hold."""
 Cursor = Annotated[int, Query(ge=0, le=SEQ_MAX)]
 
 
@@ -70,6 +71,7 @@ Cursor = Annotated[int, Query(ge=0, le=SEQ_MAX)]
 )
 def create(
     services: ServicesDep,
+    caller: CallerDep,
     response: Response,
     body: Annotated[JsonValue, Body()],
     idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
@@ -77,8 +79,10 @@ def create(
     """Submit a run. The same `Idempotency-Key` and spec give the first run again, with 200."""
     spec = validate_spec(body)
     check_spec_data(spec.data)
+    with services.store.read() as session:
+        check_sources(session, caller, spec, services.objects.bucket)
     now = services.clock()
-    created = create_run(services.store, spec, idempotency_key, now)
+    created = create_run(services.store, caller, spec, idempotency_key, now)
     if not created.is_new:
         response.status_code = 200
     services.scheduler.wake()
@@ -88,14 +92,25 @@ def create(
 @router.get("/runs")
 def list_runs(
     services: ServicesDep,
+    caller: CallerDep,
     status: RunStatus | None = None,
+    project: str | None = None,
     limit: Limit = 50,
     after: Cursor = SEQ_MAX,
 ) -> Page[RunView]:
-    """All runs, newest first."""
-    query = select(RunRow).where(RunRow.seq < after).order_by(RunRow.seq.desc()).limit(limit + 1)
+    """The runs that the key may see, newest first."""
+    query = (
+        select(RunRow)
+        .where(RunRow.seq < after, RunRow.deleted_at.is_(None))
+        .order_by(RunRow.seq.desc())
+        .limit(limit + 1)
+    )
     if status is not None:
         query = query.where(RunRow.status == status)
+    if not caller.is_admin:
+        query = query.where(RunRow.project_id == caller.project_id)
+    if project is not None:
+        query = query.where(RunRow.project_id == project)
     with services.store.read() as session:
         rows = session.scalars(query).all()
         shown = rows[:limit]
@@ -141,7 +156,11 @@ def retry(services: ServicesDep, run_id: str) -> RunView:
 
 def _act(services: Services, run_id: str, action: RunAction) -> RunView:
     with services.store.write() as session:
-        act(session, lock_run(session, run_id), action, services.clock())
+        run = lock_run(session, run_id)
+        before = run.status
+        act(session, run, action, services.clock())
+        if run.status is not before and action in (RunAction.RESUME, RunAction.RETRY):
+            check_quotas(session, run.project_id)
     services.scheduler.wake()
     return show(services, run_id)
 
@@ -163,7 +182,7 @@ async def events(
     page = await run_sync(_event_page, services, run_id, after, limit)
     if "text/event-stream" not in request.headers.get("accept", ""):
         return page
-    start = int(last_event_id) if last_event_id else after
+    start = min(int(last_event_id), SEQ_MAX) if last_event_id else after
     return EventSourceResponse(_event_stream(services, run_id, start))
 
 
@@ -243,14 +262,14 @@ def checkpoints(
         shown = rows[:limit]
         more = len(rows) > limit
         return Page(
-            data=tuple(checkpoint_view(row) for row in shown),
+            data=tuple(checkpoint_view(session, row) for row in shown),
             has_more=more,
             next_cursor=str(shown[-1].seq) if more else None,
         )
 
 
 @router.get("/workers")
-def workers(services: ServicesDep) -> Page[WorkerView]:
+def workers(services: ServicesDep, caller: CallerDep) -> Page[WorkerView]:
     """Workers that reported within the last day."""
     now = services.clock()
     day_ago = now - 24 * 3600
@@ -258,4 +277,5 @@ def workers(services: ServicesDep) -> Page[WorkerView]:
         rows = session.scalars(
             select(WorkerRow).where(WorkerRow.last_seen_at > day_ago).order_by(WorkerRow.id)
         ).all()
-        return Page(data=tuple(worker_view(session, row, now) for row in rows), has_more=False)
+        views = (worker_view(session, row, now) for row in rows)
+        return Page(data=tuple(own_part(session, caller, view) for view in views), has_more=False)

@@ -1,18 +1,22 @@
 """The tables. Times are seconds since the epoch, UTC; JSON columns hold contracts as text.
 
 `runs` is the state of each run, `jobs` the work, `groups` the fate of every prompt group, `events`
-and `metrics` what users read, `workers` who was seen last when.
+and `metrics` what users read, `workers` who was seen last when; `projects` and `api_keys` say who
+may do what.
 """
 
 from enum import StrEnum
 from typing import ClassVar
 
-from sqlalchemy import Enum, Float, ForeignKey, Index, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, Enum, Float, ForeignKey, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
 from offbeat.contracts.runs import EventLevel, RunStatus
 from services.orchestrator.run_state import GroupStatus
+
+SEQ_MAX = 2**31 - 1
+"""The largest number of a row: an INTEGER of PostgreSQL."""
 
 
 class Base(DeclarativeBase):
@@ -33,11 +37,14 @@ class RunRow(Base):
     """One run."""
 
     __tablename__ = "runs"
+    __table_args__ = (Index("ix_runs_project", "project_id", "seq"),)
 
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     """Order of creation, and the cursor of the list."""
     id: Mapped[str] = mapped_column(String(32), unique=True)
+    project_id: Mapped[str] = mapped_column(String(32))
     idempotency_key: Mapped[str | None] = mapped_column(String(128), unique=True)
+    """A hash of the project and of what the client sent."""
     spec: Mapped[str] = mapped_column(Text)
     status: Mapped[RunStatus] = mapped_column(index=True)
     status_reason: Mapped[str | None] = mapped_column(Text)
@@ -54,9 +61,20 @@ class RunRow(Base):
     next_group: Mapped[int] = mapped_column(Integer, default=0)
     """Index of the next group to generate: the cursor in the order of prompts."""
     refilled: Mapped[int] = mapped_column(Integer, default=0)
-    """Groups that dynamic sampling has replaced since the newest version."""
+    """Groups that dynamic sampling has replaced for the next step."""
     generation_failures: Mapped[int] = mapped_column(Integer, default=0)
     """Generate jobs that ended without a result since the last one that had one."""
+    generator_s: Mapped[float | None] = mapped_column(Float)
+    trainer_s: Mapped[float | None] = mapped_column(Float)
+    """Its clocks among the runs that share its workers, see `fairness.py`."""
+    missing_role: Mapped[WorkerRole | None] = mapped_column()
+    """The kind of worker that it waits for while none is there: the log says so once."""
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    """What its jobs have put into the object store, less what was removed since."""
+    collected_at: Mapped[float | None] = mapped_column(Float)
+    """When its objects were looked through last for what may go."""
+    deleted_at: Mapped[float | None] = mapped_column(Float)
+    """When a user deleted it: nobody sees it any more, and the collector removes all of it."""
 
 
 class JobRow(Base):
@@ -87,7 +105,24 @@ class JobRow(Base):
     """When the valid message was sent; none while the job waits for its turn."""
     leased_at: Mapped[float | None] = mapped_column(Float)
     lease_expires_at: Mapped[float | None] = mapped_column(Float)
+    computed_at: Mapped[float | None] = mapped_column(Float)
+    """When the attempt had only the hand-in left."""
     finished_at: Mapped[float | None] = mapped_column(Float)
+    samples_removed_at: Mapped[float | None] = mapped_column(Float)
+    """When the object with its samples was given up."""
+
+
+class VersionRow(Base):
+    """A published version, and what of it was given up since."""
+
+    __tablename__ = "policy_versions"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    prefix: Mapped[str] = mapped_column(String(256))
+    """Where the files of the manifest that won lie."""
+    adapter_removed_at: Mapped[float | None] = mapped_column(Float)
+    state_removed_at: Mapped[float | None] = mapped_column(Float)
 
 
 class GroupRow(Base):
@@ -149,3 +184,46 @@ class WorkerRow(Base):
     pool: Mapped[str] = mapped_column(String(32))
     report: Mapped[str] = mapped_column(Text)
     last_seen_at: Mapped[float] = mapped_column(Float, index=True)
+    quarantines: Mapped[int] = mapped_column(Integer, default=0)
+    """How many it has had since it last did something well."""
+    quarantined_until: Mapped[float | None] = mapped_column(Float)
+    quarantine_reason: Mapped[str | None] = mapped_column(Text)
+
+
+class OutcomeRow(Base):
+    """How an attempt ended, kept for an hour: what `quarantine.py` judges a worker by."""
+
+    __tablename__ = "outcomes"
+    __table_args__ = (Index("ix_outcomes_run", "run_id", "id"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    worker_id: Mapped[str] = mapped_column(String(128), index=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    work: Mapped[str] = mapped_column(String(16))
+    subject: Mapped[str] = mapped_column(String(32))
+    at: Mapped[float] = mapped_column(Float, index=True)
+    ok: Mapped[bool] = mapped_column(Boolean)
+
+
+class ProjectRow(Base):
+    """Whose runs see one another, and what they may use."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    active_runs_max: Mapped[int] = mapped_column(Integer)
+    jobs_in_flight_max: Mapped[int] = mapped_column(Integer)
+    stored_bytes_max: Mapped[int] = mapped_column(BigInteger)
+
+
+class KeyRow(Base):
+    """An API key of a project; of its secret only the hash."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)

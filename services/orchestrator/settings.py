@@ -1,10 +1,16 @@
 """Where the orchestrator is, and how patient it is."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr
+from limits import parse
+from pydantic import AfterValidator, Field, FilePath, SecretStr, model_validator
 
-from offbeat.settings import LogSettings, ServerSettings
+from offbeat.settings import LogSettings, ServerSettings, Token
+
+
+def _checked_rate(rate: str) -> str:
+    parse(rate)
+    return rate
 
 
 class OrchestratorSettings(LogSettings, ServerSettings):
@@ -14,9 +20,13 @@ class OrchestratorSettings(LogSettings, ServerSettings):
     orchestrator_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     orchestrator_database_url: SecretStr = SecretStr("sqlite:///.offbeat/orchestrator.db")
     """SQLite by default; `postgresql+psycopg://…` on clusters."""
-    api_key: SecretStr | None = None
-    """What users send as `Authorization: Bearer`; without it the service listens on loopback
-    only."""
+    api_key: Token | None = None
+    """The admin key: it makes projects and their keys, and sees all runs. Without it no key is
+    needed, and the service listens on loopback only."""
+    rate_limit: Annotated[str, AfterValidator(_checked_rate)] = "6000/minute"
+    """Requests that one key may send; a dozen watchers and a script stay far below."""
+    rate_limit_storage_url: SecretStr = SecretStr("memory://")
+    """Where they are counted: `memory://` by each replica for itself, or a Redis for all."""
     lease_s: Annotated[float, Field(ge=1)] = 30.0
     """A worker that is silent for so long has lost its job. It bounds the cost of a killed
     worker."""
@@ -24,3 +34,17 @@ class OrchestratorSettings(LogSettings, ServerSettings):
     message_lost_s: Annotated[float, Field(gt=0)] = 15.0
     """A message that was sent so long ago, was never leased and is not in the broker is sent
     again."""
+
+    gc_interval_s: Annotated[float, Field(gt=0)] = 600.0
+    """How often the objects of a run that goes on are looked through for what its `retention` gives
+    up; those of a run that has ended, once a day."""
+    weight_proxy_url: str = "http://127.0.0.1:8001"
+    """Told when the versions of a deleted run may be forgotten."""
+    ca_file: FilePath | None = None
+    """Authorities to trust beside the machine's own when it is told, as PEM."""
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> Self:
+        if self.api_key is not None and self.api_key == self.worker_token:
+            raise ValueError("OFFBEAT_API_KEY and OFFBEAT_WORKER_TOKEN must not be the same")
+        return self

@@ -1,9 +1,9 @@
 """What is known of a run, read from the database in the form that `runs.next_commands` takes."""
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import EvaluateInput, JobKind, WorkerRole
+from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, JobStatus, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
 from services.orchestrator.dispatch import Lane
 from services.orchestrator.groups import count_groups, find_groups
@@ -23,6 +23,14 @@ def load_state(session: Session, run: RunRow, now: float) -> RunState:
         .where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
         .group_by(JobRow.kind)
     ).all()
+    computed_steps = session.scalar(
+        select(func.count()).where(
+            JobRow.run_id == run.id,
+            JobRow.kind == JobKind.TRAIN,
+            JobRow.status == JobStatus.LEASED,
+            JobRow.computed_at.is_not(None),
+        )
+    )
     groups = count_groups(session, run.id)
     ready = find_groups(session, GroupRow.run_id == run.id, GroupRow.status == GroupStatus.READY)
     evaluations = session.scalars(
@@ -31,6 +39,7 @@ def load_state(session: Session, run: RunRow, now: float) -> RunState:
     worked = session.scalar(
         select(func.sum(JobRow.finished_at - JobRow.leased_at)).where(JobRow.run_id == run.id)
     )
+    workers = alive_workers(session, now)
     return RunState(
         spec=spec,
         status=run.status,
@@ -40,23 +49,46 @@ def load_state(session: Session, run: RunRow, now: float) -> RunState:
         evaluated=frozenset(_evaluated_version(body) for body in evaluations),
         generating=groups.get(GroupStatus.GENERATING, 0),
         training=groups.get(GroupStatus.TRAINING, 0),
+        computed_steps=computed_steps or 0,
         ready=[_waiting_group(row) for row in ready],
         refilled=run.refilled,
         generation_failures=run.generation_failures,
-        generators=alive_workers(session, now).get((WorkerRole.GENERATOR, spec.pool), 0),
+        oldest_generating=_oldest_generating(session, run.id),
+        generators=workers.get((WorkerRole.GENERATOR, spec.pool), 0),
+        trainers=workers.get((WorkerRole.TRAINER, spec.pool), 0),
         runtime_s=now - (run.active_since or now),
         worker_seconds=worked or 0.0,
     )
 
 
+def may_work(now: float) -> tuple[ColumnElement[bool], ...]:
+    """When a worker gets jobs: it reported lately and is not in quarantine."""
+    return (
+        WorkerRow.last_seen_at > now - WORKER_LOST_S,
+        WorkerRow.quarantined_until.is_(None) | (WorkerRow.quarantined_until <= now),
+    )
+
+
 def alive_workers(session: Session, now: float) -> dict[Lane, int]:
-    """Workers that reported lately, by role and pool."""
+    """Workers that get jobs, by role and pool."""
     rows = session.execute(
         select(WorkerRow.role, WorkerRow.pool, func.count())
-        .where(WorkerRow.last_seen_at > now - WORKER_LOST_S)
+        .where(*may_work(now))
         .group_by(WorkerRow.role, WorkerRow.pool)
     )
     return {(role, pool): count for role, pool, count in rows}
+
+
+def _oldest_generating(session: Session, run_id: str) -> int | None:
+    bodies = session.scalars(
+        select(JobRow.input).where(
+            JobRow.run_id == run_id,
+            JobRow.kind == JobKind.GENERATE,
+            JobRow.status.in_(OPEN_JOBS),
+        )
+    )
+    jobs = [INPUT.validate_json(body) for body in bodies]
+    return min((job.min_version for job in jobs if isinstance(job, GenerateInput)), default=None)
 
 
 def _evaluated_version(body: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -9,11 +10,19 @@ from sqlalchemy.orm import Session
 from offbeat.contracts.jobs import InitOutput, JobKind, JobStatus, TrainOutput
 from offbeat.contracts.leases import WorkerReport
 from offbeat.contracts.run_spec import RunSpec
-from offbeat.contracts.runs import CheckpointView, RunEvent, RunProgress, RunView, WorkerView
+from offbeat.contracts.runs import (
+    CheckpointView,
+    QuarantineView,
+    RunEvent,
+    RunProgress,
+    RunView,
+    WorkerView,
+)
+from offbeat.contracts.weights import ADAPTER_FILES
 from services.orchestrator.groups import count_groups
 from services.orchestrator.results import OUTPUT
 from services.orchestrator.run_state import GroupStatus
-from services.orchestrator.schema import EventRow, JobRow, MetricRow, RunRow, WorkerRow
+from services.orchestrator.schema import EventRow, JobRow, MetricRow, RunRow, VersionRow, WorkerRow
 from services.orchestrator.state import WORKER_LOST_S
 
 ETA_STEPS = 10
@@ -30,6 +39,7 @@ def run_view(session: Session, run: RunRow, now: float) -> RunView:
     spec = RunSpec.model_validate_json(run.spec)
     return RunView(
         id=run.id,
+        project=run.project_id,
         name=spec.name,
         status=run.status,
         status_reason=run.status_reason,
@@ -99,21 +109,29 @@ def event_view(row: EventRow) -> RunEvent:
     )
 
 
-def checkpoint_view(job: JobRow) -> CheckpointView:
-    """The version that an init or train job published."""
+def checkpoint_view(session: Session, job: JobRow) -> CheckpointView:
+    """The version that an init or train job published, and what remains of it."""
     assert job.output is not None
     assert job.finished_at is not None
     output = OUTPUT.validate_json(job.output)
     assert isinstance(output, InitOutput | TrainOutput)
     manifest = output.manifest
+    row = session.get_one(VersionRow, (job.run_id, manifest.version))
+    has_adapter, has_state = row.adapter_removed_at is None, row.state_removed_at is None
     return CheckpointView(
         version=manifest.version,
         step=manifest.version,
         adapter_sha256=manifest.adapter_sha256,
-        size_bytes=sum(entry.size_bytes for entry in manifest.files),
+        size_bytes=sum(
+            file.size_bytes
+            for file in manifest.files
+            if (has_adapter if file.name in ADAPTER_FILES else has_state)
+        ),
         prefix=manifest.prefix,
         published_at=moment(job.finished_at),
         metrics=manifest.metrics,
+        has_adapter=has_adapter,
+        has_state=has_state,
     )
 
 
@@ -124,8 +142,21 @@ def worker_view(session: Session, row: WorkerRow, now: float) -> WorkerView:
     )
     return WorkerView(
         id=row.id,
-        status="alive" if row.last_seen_at > now - WORKER_LOST_S else "lost",
+        status=_worker_status(row, now),
         last_seen_at=moment(row.last_seen_at),
         report=WorkerReport.model_validate_json(row.report),
         jobs=tuple(jobs),
+        quarantine=_quarantine_view(row, now),
     )
+
+
+def _worker_status(row: WorkerRow, now: float) -> Literal["alive", "lost", "quarantined"]:
+    if row.last_seen_at <= now - WORKER_LOST_S:
+        return "lost"
+    return "quarantined" if (row.quarantined_until or now) > now else "alive"
+
+
+def _quarantine_view(row: WorkerRow, now: float) -> QuarantineView | None:
+    if row.quarantined_until is None or row.quarantined_until <= now:
+        return None
+    return QuarantineView(reason=row.quarantine_reason or "", until=moment(row.quarantined_until))

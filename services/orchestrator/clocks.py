@@ -1,0 +1,91 @@
+"""The clocks of `fairness.py` in the database, one a run and role."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import mean
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from offbeat.contracts.jobs import JobStatus, WorkerRole
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import RunStatus
+from services.orchestrator.fairness import NO_LENGTH_S, RunClock, moved_up, under_way_s
+from services.orchestrator.jobs import OPEN_JOBS
+from services.orchestrator.schema import JobRow, RunRow
+
+RECENT_JOBS = 200
+"""Newest jobs that the usual length of a run's jobs is taken from."""
+
+RunRole = tuple[str, WorkerRole]
+COLUMNS = {WorkerRole.GENERATOR: RunRow.generator_s, WorkerRole.TRAINER: RunRow.trainer_s}
+
+
+def charge(run: RunRow, job: JobRow, now: float) -> None:
+    """Count an attempt that ends, however it ends."""
+    if job.leased_at is None:
+        return
+    spent_s = (job.computed_at or now) - job.leased_at
+    if job.kind.role is WorkerRole.GENERATOR:
+        run.generator_s = (run.generator_s or 0.0) + spent_s
+    else:
+        run.trainer_s = (run.trainer_s or 0.0) + spent_s
+
+
+def move_up(session: Session) -> None:
+    """Set the clocks of the runs that are new or have no work."""
+    rows = session.execute(
+        select(RunRow.id, RunRow.spec, RunRow.generator_s, RunRow.trainer_s).where(
+            RunRow.status == RunStatus.RUNNING
+        )
+    ).all()
+    working = _working(session)
+    for role, column in COLUMNS.items():
+        sharing: dict[tuple[str, int], list[RunClock]] = defaultdict(list)
+        for run_id, body, generator_s, trainer_s in rows:
+            spec = RunSpec.model_validate_json(body)
+            sharing[spec.pool, spec.priority].append(
+                RunClock(
+                    run_id=run_id,
+                    seconds=generator_s if role is WorkerRole.GENERATOR else trainer_s,
+                    has_work=(run_id, role) in working,
+                )
+            )
+        for clocks in sharing.values():
+            for run_id, seconds in moved_up(clocks).items():
+                session.execute(update(RunRow).where(RunRow.id == run_id).values({column: seconds}))
+
+
+def _working(session: Session) -> set[RunRole]:
+    kinds = select(JobRow.run_id, JobRow.kind).where(JobRow.status.in_(OPEN_JOBS)).distinct()
+    return {(run_id, kind.role) for run_id, kind in session.execute(kinds)}
+
+
+def usual_lengths_s(session: Session) -> dict[RunRole, float]:
+    """The mean length of each run's newest jobs, by role."""
+    newest = select(func.max(JobRow.seq) - RECENT_JOBS).scalar_subquery()
+    rows = session.execute(
+        select(JobRow.run_id, JobRow.kind, JobRow.finished_at - JobRow.leased_at).where(
+            JobRow.seq > newest, JobRow.status == JobStatus.DONE
+        )
+    )
+    lengths: dict[RunRole, list[float]] = defaultdict(list)
+    for run_id, kind, length_s in rows:
+        lengths[run_id, kind.role].append(length_s)
+    return {key: mean(found) for key, found in lengths.items()}
+
+
+def served_s(
+    session: Session, under_way: Sequence[JobRow], lengths_s: dict[RunRole, float], now: float
+) -> dict[RunRole, float]:
+    """The clocks of the running runs, with what is under way."""
+    served: dict[RunRole, float] = {}
+    for role, column in COLUMNS.items():
+        rows = select(RunRow.id, column).where(RunRow.status == RunStatus.RUNNING)
+        served |= {(run_id, role): seconds or 0.0 for run_id, seconds in session.execute(rows)}
+    for job in under_way:
+        key = job.run_id, job.kind.role
+        elapsed_s = None if job.leased_at is None else now - job.leased_at
+        counted_s = under_way_s(elapsed_s, lengths_s.get(key, NO_LENGTH_S))
+        served[key] = served.get(key, 0.0) + counted_s
+    return served

@@ -1,0 +1,154 @@
+"""A fleet of worker processes: they come, go, are slow and fail, while a run goes on."""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from sqlalchemy import select
+
+from offbeat.contracts.jobs import JobKind, JobStatus
+from offbeat.objects import S3ObjectStore
+from services.orchestrator.schema import JobRow
+from tests.fleet import Fleet, running_fleet
+from tests.orchestrator import (
+    GENERATOR,
+    TRAINER,
+    events,
+    kinds,
+    running_orchestrator,
+    status,
+    submit,
+)
+from tests.waiting import wait_until
+
+ENDLESS = ("--job-s", "600")
+NEVER_S = 600.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, valkey_url: str, store: S3ObjectStore) -> Iterator[Fleet]:
+    """Over SQLite and a clock that goes."""
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+    with (
+        running_orchestrator(tmp_path, valkey_url, store, clock=time.time) as orchestrator,
+        running_fleet(orchestrator, valkey_url, tmp_path) as fleet,
+    ):
+        yield fleet
+
+
+@pytest.fixture
+def http(fleet: Fleet) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fleet.orchestrator.url) as client:
+        yield client
+
+
+def jobs(fleet: Fleet, kind: JobKind = JobKind.GENERATE) -> list[JobRow]:
+    with fleet.orchestrator.store.read() as session:
+        return list(session.scalars(select(JobRow).where(JobRow.kind == kind)))
+
+
+def test_a_worker_that_is_told_to_stop_finishes_its_job(fleet: Fleet, http: httpx.Client) -> None:
+    submit(http)
+    fleet.start(GENERATOR, "leaver", "--job-s", "1.5")
+    wait_until(lambda: bool(fleet.holding("leaver")))
+    fleet.signal("leaver", signal.SIGTERM)
+    assert fleet.ended("leaver") == 0
+    (job,) = jobs(fleet, JobKind.PREPARE)
+    assert (job.status, job.attempt, job.worker_id) == (JobStatus.DONE, 1, "leaver")
+    assert fleet.workers() == {}
+
+
+@pytest.mark.parametrize("deaf", [(), ("--deaf",)])
+def test_what_is_not_done_in_time_is_handed_back_and_does_not_count(
+    fleet: Fleet, http: httpx.Client, deaf: tuple[str, ...]
+) -> None:
+    """Also where the job never looks whether it was taken away."""
+    run_id = submit(http, limits={"max_attempts": 1})
+    fleet.start(GENERATOR, "leaver", *ENDLESS, *deaf, grace_s=0.5)
+    wait_until(lambda: bool(fleet.holding("leaver")))
+    fleet.start(GENERATOR, "stayer")
+    fleet.signal("leaver", signal.SIGTERM)
+    assert fleet.ended("leaver") == 0
+    wait_until(lambda: "prompts_ready" in kinds(http, run_id))
+    (job,) = jobs(fleet, JobKind.PREPARE)
+    assert (job.status, job.attempt, job.failures) == (JobStatus.DONE, 2, 0)
+    assert job.worker_id == "stayer"
+    assert "job_handed_back" in kinds(http, run_id)
+
+
+def test_a_second_signal_ends_a_worker_at_once(fleet: Fleet, http: httpx.Client) -> None:
+    submit(http)
+    fleet.start(GENERATOR, "leaver", *ENDLESS, grace_s=NEVER_S)
+    wait_until(lambda: bool(fleet.holding("leaver")))
+    fleet.signal("leaver", signal.SIGTERM)
+    wait_until(lambda: fleet.workers() == {})
+    fleet.signal("leaver", signal.SIGTERM)
+    assert fleet.ended("leaver") == 128 + signal.SIGTERM
+
+
+def test_an_idle_worker_leaves_at_once(fleet: Fleet, http: httpx.Client) -> None:
+    fleet.start(GENERATOR, "leaver", grace_s=NEVER_S)
+    run_id = submit(http)
+    wait_until(lambda: "prompts_ready" in kinds(http, run_id))
+    fleet.signal("leaver", signal.SIGTERM)
+    assert fleet.ended("leaver") == 0
+    assert fleet.workers() == {}
+
+
+def test_workers_join_and_leave_while_a_run_goes_on(fleet: Fleet, http: httpx.Client) -> None:
+    run_id = submit(http, train={"steps": 10})
+    fleet.start(TRAINER, "trainer")
+    for number in range(3):
+        fleet.start(GENERATOR, f"generator-{number}", "--job-s", "0.1", grace_s=0.0)
+        if number:
+            fleet.signal(f"generator-{number - 1}", signal.SIGTERM)
+            assert fleet.ended(f"generator-{number - 1}") == 0
+    wait_until(lambda: status(http, run_id) == "succeeded")
+    assert sum(job.failures for job in jobs(fleet)) == 0
+    assert list(fleet.workers()) == ["generator-2", "trainer"]
+
+
+def test_a_slow_worker_gets_less_work(fleet: Fleet, http: httpx.Client) -> None:
+    """Each takes the next job when it is done with one, and holds no other meanwhile."""
+    fleet.start(GENERATOR, "fast", "--job-s", "0.1")
+    fleet.start(GENERATOR, "slow", "--job-s", "1")
+    fleet.start(TRAINER, "trainer")
+    run_id = submit(http, train={"steps": 12}, staleness={"max_versions": 8})
+    held = 0
+    while status(http, run_id) != "succeeded":
+        held = max(held, len(fleet.holding("slow")))
+        time.sleep(0.05)
+    assert held == 1
+    done = Counter(job.worker_id for job in jobs(fleet))
+    assert done["slow"] > 0
+    assert done["fast"] > 2 * done["slow"]
+
+
+def test_q4_four_jobs_start_together_on_four_workers(fleet: Fleet, http: httpx.Client) -> None:
+    for number in range(4):
+        fleet.start(GENERATOR, f"generator-{number}", *ENDLESS)
+    for _ in range(4):
+        submit(http)
+    wait_until(lambda: all(len(fleet.holding(worker)) == 1 for worker in fleet.processes))
+
+
+def test_a_worker_that_fails_at_what_others_do_is_put_in_quarantine(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    """It fails at once and so would take every job first, but no job is lost for it."""
+    fleet.start(TRAINER, "trainer")
+    fleet.start(GENERATOR, "good", "--job-s", "0.05")
+    fleet.start(GENERATOR, "bad", "--fails")
+    run_id = submit(http, train={"steps": 15}, limits={"max_attempts": 2})
+    wait_until(lambda: fleet.workers()["bad"] == "quarantined")
+    wait_until(lambda: status(http, run_id) == "succeeded")
+    assert "job_dead" not in kinds(http, run_id)
+    (event,) = [e for e in events(http, run_id) if e["kind"] == "worker_quarantined"]
+    assert event["message"].startswith("Worker bad gets no jobs for 30 s: it failed")
+    assert {job.worker_id for job in jobs(fleet)} == {"good"}
