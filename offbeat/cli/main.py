@@ -12,6 +12,8 @@ from rich.console import Group
 from rich.text import Text
 
 from offbeat.cli import render
+from offbeat.cli.chat import Conversation, converse
+from offbeat.cli.projects import keys, projects
 from offbeat.cli.session import (
     EXIT_CODE_HELP,
     ExitCode,
@@ -39,6 +41,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+app.add_typer(projects, name="project", rich_help_panel=FLEET)
+app.add_typer(keys, name="key", rich_help_panel=FLEET)
 
 SpecFile = Annotated[
     Path,
@@ -125,6 +130,35 @@ def cancel(session: Session, run: RunArgument) -> None:
 def retry(session: Session, run: RunArgument) -> None:
     """Take a failed or cancelled run up again from its last version."""
     _answer_status(session, session.client.retry(session.find_run(run).id))
+
+
+@app.command(rich_help_panel=RUNS)
+@with_session
+def delete(
+    session: Session,
+    run: RunArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a run that has ended, and everything that it has made."""
+    found = session.find_run(run)
+    if not yes:
+        typer.confirm(f"Remove {found.name} ({found.id}) with all its versions?", abort=True)
+    session.client.delete(found.id)
+    session.answer({"run_id": found.id}, Text(f"{found.name} ({found.id}) is deleted."))
+
+
+@app.command(rich_help_panel=RUNS)
+@with_session
+def gc(
+    session: Session,
+    run: RunArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+) -> None:
+    """Remove at once what a run's retention gives up anyway, a little later."""
+    view = session.client.collect_garbage(session.find_run(run).id, dry_run=dry_run)
+    session.answer(view, render.garbage_text(view))
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -228,6 +262,33 @@ def replay(
     session.answer(answer, render.replay_text(answer))
     if not answer.is_same:
         raise typer.Exit(ExitCode.RUN_ENDED_BADLY)
+
+
+@app.command(rich_help_panel=RESULTS)
+@with_session
+def chat(
+    session: Session,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[@VERSION]",
+            help="Id of a run, the beginning of one, or `latest`; its newest version, or this one.",
+        ),
+    ],
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Ask only this, and end.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of an answer.")] = None,
+) -> None:
+    """Talk to the policy of a run as it is now."""
+    name, at, version = run.partition("@")
+    model = session.find_run(name).id + at + version
+    conversation = Conversation(session, model, temperature, max_tokens)
+    if message is None:
+        converse(session, conversation)
+    else:
+        conversation.ask(message)
 
 
 @app.command(rich_help_panel=FLEET)

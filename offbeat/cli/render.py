@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from offbeat.cli import text
+from offbeat.contracts.projects import KeyView, ProjectView
 from offbeat.contracts.run_spec import (
     DataSection,
     HuggingFaceData,
@@ -21,6 +22,7 @@ from offbeat.contracts.run_spec import (
 )
 from offbeat.contracts.runs import (
     EventLevel,
+    GarbageView,
     MetricPoint,
     MetricSeries,
     ReplayView,
@@ -191,8 +193,8 @@ def _series_cells(points: Sequence[MetricPoint]) -> tuple[str, ...]:
     return (str(points[-1].step), *map(text.number, numbers), text.sparkline(values))
 
 
-def workers_table(workers: Iterable[WorkerView], now: datetime) -> Table:
-    """One line a worker."""
+def workers_table(workers: Sequence[WorkerView], now: datetime) -> RenderableType:
+    """One line a worker, and below it why some of them get no jobs."""
     table = _table("ID", "ROLE", "POOL", "ENGINE", "STATUS", "SERVING", "JOBS", ">SEEN")
     for worker in workers:
         report = worker.report
@@ -207,6 +209,38 @@ def workers_table(workers: Iterable[WorkerView], now: datetime) -> Table:
             ", ".join(worker.jobs) or text.NONE,
             text.duration((now - worker.last_seen_at).total_seconds()),
         )
+    notes = (
+        Text(
+            f"{text.safe(worker.id)} gets no jobs for "
+            f"{text.duration((worker.quarantine.until - now).total_seconds())}: "
+            f"{text.safe(worker.quarantine.reason)}",
+            style="yellow",
+        )
+        for worker in workers
+        if worker.quarantine
+    )
+    return Group(table, *notes)
+
+
+def projects_table(projects: Iterable[ProjectView]) -> Table:
+    """One line a project: what it uses of what it may."""
+    table = _table("PROJECT", ">ACTIVE RUNS", ">JOBS IN FLIGHT", ">STORED BYTES")
+    for project in projects:
+        use, quotas = project.use, project.quotas
+        table.add_row(
+            project.id,
+            f"{use.active_runs}/{quotas.active_runs_max}",
+            f"{use.jobs_in_flight}/{quotas.jobs_in_flight_max}",
+            f"{use.stored_bytes}/{quotas.stored_bytes_max}",
+        )
+    return table
+
+
+def keys_table(keys: Iterable[KeyView]) -> Table:
+    """One line a key."""
+    table = _table("ID", "NAME", "CREATED")
+    for key in keys:
+        table.add_row(key.id, Text(text.safe(key.name)), text.moment(key.created_at))
     return table
 
 
@@ -252,6 +286,15 @@ def _table(*headers: str) -> Table:
         # Only a column that may wrap gives up width, so that ids and numbers are never cut.
         table.add_column(name, justify="right" if right else "left", no_wrap=name not in _FREE_TEXT)
     return table
+
+
+def garbage_text(garbage: GarbageView) -> Text:
+    """What was removed of a run, or would be."""
+    verb = "would be" if garbage.dry_run else "were"
+    lines = [f"{garbage.num_objects} objects of {garbage.size_bytes:,} bytes {verb} removed."]
+    for reason, size_bytes in sorted(garbage.size_bytes_by_reason.items()):
+        lines.append(f"  {reason:<15} {size_bytes:>15,} bytes")
+    return Text("\n".join(lines))
 
 
 def replay_text(replay: ReplayView) -> Text:

@@ -2,5 +2,5 @@
 
 Read in this order: `run_spec` (what a user asks for), `jobs` (what a worker is told and answers),
 `weights` (what a policy version is), `rollouts` (what a generator writes), `runs` (what a user
-reads).
+reads), `chat` and `completions` (talking to a policy).
 """

@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.contracts.base import Contract
+from offbeat.contracts.chat import CHAT_MESSAGES_MAX, CHAT_TOKENS_MAX, ChatMessage
 from offbeat.contracts.rollouts import GroupSummary
 from offbeat.contracts.weights import Manifest, Sha256
 
 
 class JobKind(StrEnum):
-    """The kinds of work. `prepare` and `init` happen once a run, `replay` when a user asks."""
+    """The kinds of work. `prepare` and `init` happen once a run, `replay` and `chat` when a user
+    asks."""
 
     PREPARE = "prepare"
     INIT = "init"
@@ -23,12 +25,13 @@ class JobKind(StrEnum):
     EVALUATE = "evaluate"
     TRAIN = "train"
     REPLAY = "replay"
+    CHAT = "chat"
 
     @property
     def role(self) -> "WorkerRole":
         """The kind of worker that does it."""
-        generates = self in (JobKind.PREPARE, JobKind.GENERATE, JobKind.EVALUATE)
-        return WorkerRole.GENERATOR if generates else WorkerRole.TRAINER
+        trains = self in (JobKind.INIT, JobKind.TRAIN, JobKind.REPLAY)
+        return WorkerRole.TRAINER if trains else WorkerRole.GENERATOR
 
 
 class JobStatus(StrEnum):
@@ -119,6 +122,8 @@ class TrainInput(StepInput):
     """Take the step and publish the version that it makes."""
 
     kind: Literal["train"] = "train"
+    num_refilled: Annotated[int, Field(ge=0)] = 0
+    """Groups that dynamic sampling replaced to find these."""
 
 
 class ReplayInput(StepInput):
@@ -127,8 +132,23 @@ class ReplayInput(StepInput):
     kind: Literal["replay"] = "replay"
 
 
+class ChatInput(Contract):
+    """Answer the last message of a conversation, piece by piece through the chat channel."""
+
+    kind: Literal["chat"] = "chat"
+    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, max_length=CHAT_MESSAGES_MAX)]
+    version: Annotated[int, Field(ge=0)] | None
+    """Exactly this version; none takes the newest at hand."""
+    max_tokens: Annotated[int, Field(ge=1, le=CHAT_TOKENS_MAX)] | None
+    """Of the answer; none takes as many as the run's rollouts may have."""
+    temperature: Annotated[float, Field(ge=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    stop: tuple[Annotated[str, Field(min_length=1)], ...]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+
 JobInput = Annotated[
-    PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput | ReplayInput,
+    PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput | ReplayInput | ChatInput,
     Field(discriminator="kind"),
 ]
 
@@ -141,6 +161,8 @@ class PrepareOutput(Contract):
     num_prompts: Annotated[int, Field(ge=1)]
     eval_prompts_key: str | None
     num_eval_prompts: Annotated[int, Field(ge=0)]
+    stored_bytes: Annotated[int, Field(ge=0)] = 0
+    """What was put into the object store, for the project's quota."""
 
 
 class InitOutput(Contract):
@@ -159,6 +181,8 @@ class GenerateOutput(Contract):
     generated_tokens: Annotated[int, Field(ge=0)]
     generate_s: Annotated[float, Field(ge=0)]
     """Time in the engine."""
+    stored_bytes: Annotated[int, Field(ge=0)] = 0
+    """What was put into the object store, for the project's quota."""
 
 
 class EvaluateOutput(Contract):
@@ -169,6 +193,8 @@ class EvaluateOutput(Contract):
     rollouts_key: str
     metrics: dict[str, float]
     """`eval/reward`, `eval/pass@1`, ... by name."""
+    stored_bytes: Annotated[int, Field(ge=0)] = 0
+    """What was put into the object store, for the project's quota."""
 
 
 class TrainOutput(Contract):
@@ -176,6 +202,8 @@ class TrainOutput(Contract):
 
     kind: Literal["train"] = "train"
     manifest: Manifest
+    publish_s: Annotated[float, Field(ge=0)] = 0.0
+    """Time for the upload, most of it beside the next step."""
 
 
 class ReplayOutput(Contract):
@@ -187,7 +215,20 @@ class ReplayOutput(Contract):
     recomputed_sha256: Sha256
 
 
+class ChatOutput(Contract):
+    """What is kept of an answer."""
+
+    kind: Literal["chat"] = "chat"
+    completion_tokens: Annotated[int, Field(ge=0)]
+
+
 JobOutput = Annotated[
-    PrepareOutput | InitOutput | GenerateOutput | EvaluateOutput | TrainOutput | ReplayOutput,
+    PrepareOutput
+    | InitOutput
+    | GenerateOutput
+    | EvaluateOutput
+    | TrainOutput
+    | ReplayOutput
+    | ChatOutput,
     Field(discriminator="kind"),
 ]

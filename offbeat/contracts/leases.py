@@ -33,6 +33,8 @@ class Lease(Contract):
     input: JobInput
     expires_at: datetime
     heartbeat_interval_s: Annotated[float, Field(gt=0)]
+    waiting_rollouts: tuple[str, ...] = ()
+    """For a train job: the keys of rollouts that the run's next steps will need."""
 
 
 class HeartbeatRequest(Contract):
@@ -41,6 +43,15 @@ class HeartbeatRequest(Contract):
     attempt: Annotated[int, Field(ge=1)]
     worker_id: str
     progress: Annotated[float, Field(ge=0, le=1)] = 0.0
+    computed: bool = False
+    """Only the hand-in is left: the run's next step may begin beside it."""
+
+
+class HeartbeatReply(Contract):
+    """The lease is extended."""
+
+    waiting_rollouts: tuple[str, ...] = ()
+    """As in the lease, as of now."""
 
 
 class CompleteRequest(Contract):
@@ -58,6 +69,13 @@ class FailRequest(Contract):
     worker_id: str
     message: Annotated[str, Field(max_length=4096)]
     permanent: bool
+
+
+class ReleaseRequest(Contract):
+    """`POST /internal/jobs/{id}/release`: hand the job back, or its message before the lease."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    worker_id: str
 
 
 class ServedVersion(Contract):

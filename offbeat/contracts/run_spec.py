@@ -32,16 +32,27 @@ class ModelSection(Contract):
 
 
 class LoraSection(Contract):
-    """The adapter: W' = W + (alpha / rank) B A."""
+    """The adapter: W' = W + (alpha / rank) B A. Names as in PEFT's `LoraConfig`."""
 
     rank: Annotated[int, Field(ge=1, le=512)] = 16
     alpha: Annotated[float, Field(gt=0, le=4096)] = 32
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (arXiv 2312.03732)."""
+    use_dora: bool = False
     target_modules: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = (
         "all-linear"
     )
     init_from: Annotated[str, Field(max_length=512)] | None = None
     """Start from `<run>@<version>` or from a PEFT folder under `s3://`."""
+
+    @model_validator(mode="after")
+    def _engines_can_serve_it(self) -> Self:
+        if self.use_dora:
+            raise ValueError(
+                "use_dora cannot be served: vLLM refuses DoRA adapters; leave it out, or raise rank"
+            )
+        return self
 
     @model_validator(mode="after")
     def _targets_can_be_served(self) -> Self:
@@ -296,6 +307,20 @@ class LimitsSection(Contract):
     max_gpu_seconds: Annotated[float, Field(gt=0)] | None = None
 
 
+class RetentionSection(Contract):
+    """What stays of a run's past. What is in use stays whatever is written here: the newest version
+    and version 0, what workers may still pull, rollouts that are not trained yet."""
+
+    keep_last: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    """Adapters of the newest versions."""
+    keep_last_states: Annotated[int, Field(ge=1, le=1_000_000)] = 3
+    """Trainer states of the newest versions, several times as large as the adapters."""
+    keep_every: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    """Every Nth version stays, with its trainer state; 0 keeps none of the old ones."""
+    rollout_days: Annotated[float, Field(gt=0, le=36_500)] = 30
+    """Days for which samples stay after they were made, and with them the replay of their steps."""
+
+
 class RunSpec(Contract):
     """A whole run. TOML, YAML and JSON have the same shape."""
 
@@ -315,6 +340,7 @@ class RunSpec(Contract):
     staleness: StalenessSection = StalenessSection()
     eval: EvalSection = EvalSection()
     limits: LimitsSection = LimitsSection()
+    retention: RetentionSection = RetentionSection()
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue
 from offbeat.contracts.base import Contract
 from offbeat.contracts.jobs import JobStatus
 from offbeat.contracts.leases import WorkerReport
+from offbeat.contracts.projects import DEFAULT_PROJECT
 from offbeat.contracts.run_spec import RunSpec
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class RunView(Contract):
     """A run as `GET /v1/runs/{id}` shows it."""
 
     id: str
+    project: str = DEFAULT_PROJECT
     name: str
     status: RunStatus
     status_reason: str | None
@@ -129,9 +131,26 @@ class CheckpointView(Contract):
     step: int
     adapter_sha256: str
     size_bytes: int
+    """Of the files that are still there."""
     prefix: str
     published_at: datetime
     metrics: dict[str, float]
+    has_adapter: bool = True
+    """False where `retention` has given it up: it cannot be downloaded or chatted with."""
+    has_state: bool = True
+    """False where the next step cannot be replayed any more."""
+
+
+class GarbageView(Contract):
+    """What was removed of a run's objects, or would be."""
+
+    run_id: str
+    dry_run: bool
+    num_objects: int
+    size_bytes: int
+    size_bytes_by_reason: dict[str, int]
+    """`adapters`, `trainer_states` and `samples` that `retention` gives up; `debris` of attempts
+    that were lost."""
 
 
 class ReplayView(Contract):
@@ -148,15 +167,23 @@ class ReplayView(Contract):
     """None until it is done."""
 
 
+class QuarantineView(Contract):
+    """Why a worker gets no jobs, and until when."""
+
+    reason: str
+    until: datetime
+
+
 class WorkerView(Contract):
     """A worker as `GET /v1/workers` shows it."""
 
     id: str
-    status: Literal["alive", "lost"]
+    status: Literal["alive", "lost", "quarantined"]
     last_seen_at: datetime
     report: WorkerReport
     jobs: tuple[str, ...]
     """Ids of the jobs it holds a lease on."""
+    quarantine: QuarantineView | None = None
 
 
 class Diagnosis(Contract):

@@ -72,6 +72,7 @@ class Manifest(Contract):
     base_revision: str | None
     rank: Annotated[int, Field(ge=1)]
     alpha: float
+    use_rslora: bool = False
     target_modules: tuple[str, ...]
     canary: Canary
     metrics: dict[str, float] = Field(default_factory=dict)
