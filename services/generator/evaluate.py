@@ -50,10 +50,13 @@ def evaluate(context: JobContext, generator: Generator) -> EvaluateOutput:
 
     context.check()
     key = keys.evaluation(lease.run_id, job.version, lease.job_id, lease.attempt)
-    generator.store.put(key, encode_rollouts(rollouts, [part.label for part in spec.rewards]))
+    body = encode_rollouts(rollouts, [part.label for part in spec.rewards])
+    generator.store.put(key, body)
     metrics = evaluation_metrics(rollouts, num_samples)
     log.info("Evaluated.", version=job.version, **metrics)
-    return EvaluateOutput(version=job.version, rollouts_key=key, metrics=metrics)
+    return EvaluateOutput(
+        version=job.version, rollouts_key=key, metrics=metrics, stored_bytes=len(body)
+    )
 
 
 def evaluation_groups(prompts: Sequence[PromptRow], num_samples: int) -> list[Group]:

@@ -28,9 +28,12 @@ class BaseModel:
         engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
         new_policies: Callable[[str], RunPolicies],
+        positions_max: int | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        self.positions_max = positions_max
+        """Tokens that a prompt and its completion may have together; none where it is not known."""
         self._new_policies = new_policies
         self._lock = threading.Lock()
         self._runs: dict[str, RunPolicies] = {}

@@ -50,25 +50,26 @@ def prepare(
         on_row=_RowWatch(context).see,
     )
     prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "train")
-    store.put(prompts_key, encode_prompts(train))
+    body, eval_body = encode_prompts(train), b""
+    store.put(prompts_key, body)
     eval_prompts_key = None
     if evaluation:
         eval_prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "eval")
-        store.put(eval_prompts_key, encode_prompts(evaluation))
+        eval_body = encode_prompts(evaluation)
+        store.put(eval_prompts_key, eval_body)
     log.info("Wrote the prompts.", prompts=len(train), eval_prompts=len(evaluation))
     return PrepareOutput(
         prompts_key=prompts_key,
         num_prompts=len(train),
         eval_prompts_key=eval_prompts_key,
         num_eval_prompts=len(evaluation),
+        stored_bytes=len(body) + len(eval_body),
     )
 
 
 def max_prompt_tokens(folder: Path, max_new_tokens: int) -> int | None:
     """The tokens that a prompt may have so that its completion fits too; None: no limit known."""
-    config = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config") or config
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    positions = max_positions(folder)
     if positions is None:
         return None
     if max_new_tokens >= positions:
@@ -77,6 +78,13 @@ def max_prompt_tokens(folder: Path, max_new_tokens: int) -> int | None:
             f"{positions} positions"
         )
     return positions - max_new_tokens
+
+
+def max_positions(folder: Path) -> int | None:
+    """The tokens that prompt and completion may have together; None: no limit known."""
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
+    return config.get("max_position_embeddings", config.get("n_positions"))
 
 
 def check_rewards(scorer: RewardScorer, parts: Sequence[RewardSection]) -> None:

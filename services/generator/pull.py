@@ -1,7 +1,6 @@
 """Pulls the adapter of a version to a local folder of this process, whole or not at all."""
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -78,8 +77,6 @@ def _download(
                 break
             digest.update(chunk)
             file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     if (size_bytes, digest.hexdigest()) != (expected.size_bytes, expected.sha256):
         raise UnavailableError(
             f"{expected.name} of version {manifest.version} arrived with {size_bytes} bytes, not "

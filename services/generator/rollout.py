@@ -38,7 +38,8 @@ def generate(context: JobContext, generator: Generator) -> GenerateOutput:
 
     context.check()
     key = keys.rollouts(lease.run_id, lease.job_id, lease.attempt)
-    generator.store.put(key, encode_rollouts(rollouts, [part.label for part in spec.rewards]))
+    body = encode_rollouts(rollouts, [part.label for part in spec.rewards])
+    generator.store.put(key, body)
     summaries = tuple(
         summary([row for row in rollouts if row.group_id == group.group_id]) for group in groups
     )
@@ -50,6 +51,7 @@ def generate(context: JobContext, generator: Generator) -> GenerateOutput:
         groups=summaries,
         generated_tokens=num_tokens,
         generate_s=sampled.seconds,
+        stored_bytes=len(body),
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbeat.contracts.weights import Canary
 from offbeat.errors import UnavailableError
 
 CHECK_INTERVAL_S = 0.5
@@ -27,6 +28,7 @@ class Policy:
     adapter_sha256: str
     folder: Path
     """Its files, as long as the engine holds it."""
+    canary: Canary
 
 
 class Shelf:

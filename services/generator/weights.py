@@ -3,8 +3,9 @@
     weight-proxy -> pull -> load -> prove -> lend to jobs -> drop
 
 A thread waits for newer versions and makes each ready beside the work that is under way. A version
-exists for jobs only once it is proved. A job keeps the version it began with; a version is dropped
-when it is superseded and no job holds it, never by its age.
+exists for jobs only once it is proved, and again after an engine was restarted. A job keeps the
+version it began with; a version is dropped when it is superseded and no job holds it, never by its
+age.
 """
 
 import shutil
@@ -21,7 +22,7 @@ from offbeat import keys
 from offbeat.canary import CanaryVerdict
 from offbeat.contracts.leases import ServedVersion
 from offbeat.contracts.run_spec import ModelSection
-from offbeat.contracts.weights import Manifest, PublishedVersion
+from offbeat.contracts.weights import Canary, Manifest, PublishedVersion
 from offbeat.errors import IntegrityError, OffbeatError, UnavailableError
 from offbeat.worker_api import WeightProxyClient
 from services.generator.engines.base import Engine, never_cancelled
@@ -63,6 +64,8 @@ class RunPolicies:
         self._events = events
         self._folder = folder
         self._shelf = Shelf(spare_max, lambda policy: self._discard(policy.name, policy.folder))
+        self._left: dict[str, Path] = {}
+        """Folders of adapters whose unloading the engine has not acknowledged."""
         self._seen = -1
         """The newest version that was looked at, proved or refused."""
         self._refusal = "none was published"
@@ -107,6 +110,7 @@ class RunPolicies:
 
         Waits for one that is at least `min_version`; `UnavailableError` after the timeout.
         """
+        self._engine.loaded()  # an engine that is still starting does not count as a late version
         policy = self._shelf.lend_newest(min_version, check, timeout_s)
         if policy is None:
             raise UnavailableError(
@@ -131,6 +135,7 @@ class RunPolicies:
     @contextmanager
     def _lent(self, policy: Policy) -> Iterator[None]:
         try:
+            self._load_if_lost(policy)
             yield
         finally:
             self._shelf.touch()
@@ -180,22 +185,21 @@ class RunPolicies:
             if ready is not None:
                 return ready
             started_at = time.monotonic()
+            if name in self._left:
+                self._discard(name, self._left.pop(name))
             folder = pull(self._proxy, manifest, self._folder)
             try:
                 pulled_at = time.monotonic()
                 check_manifest(manifest, self._model, folder)
-                self._engine.load(name, folder)
-                if name not in self._engine.loaded():
-                    raise UnavailableError(f"the engine took {name} but does not list it")
+                self._load(name, folder)
                 loaded_at = time.monotonic()
-                verdict = prove(self._engine, name, manifest.canary, self._model.dtype)
-                if not verdict.ok:
-                    raise IntegrityError(verdict.reason)
+                verdict = self._prove(name, manifest.canary)
                 policy = Policy(
                     name=name,
                     version=manifest.version,
                     adapter_sha256=manifest.adapter_sha256,
                     folder=folder,
+                    canary=manifest.canary,
                 )
                 self._shelf.add(policy)
             except Exception as error:
@@ -212,9 +216,38 @@ class RunPolicies:
         )
         return policy
 
+    def _load(self, name: str, folder: Path) -> None:
+        self._engine.load(name, folder)
+        if name not in self._engine.loaded():
+            raise UnavailableError(f"the engine took {name} but does not list it")
+
+    def _prove(self, name: str, canary: Canary) -> CanaryVerdict:
+        verdict = prove(self._engine, name, canary, self._model.dtype)
+        if not verdict.ok:
+            raise IntegrityError(verdict.reason)
+        return verdict
+
+    def _load_if_lost(self, policy: Policy) -> None:
+        """Make a version ready again that a restarted engine does not know any more."""
+        with self._shelf.exclusive(policy.name):
+            if policy.name in self._engine.loaded():
+                return
+            self._load(policy.name, policy.folder)
+            try:
+                self._prove(policy.name, policy.canary)
+            except OffbeatError:
+                self._engine.unload(policy.name)
+                raise
+        log.info("A version is served again.", version=policy.version)
+
     def _discard(self, name: str, folder: Path) -> None:
         """The folder goes last: an engine may read it until it has unloaded the adapter."""
-        self._engine.unload(name)
+        try:
+            self._engine.unload(name)
+        except UnavailableError as error:
+            log.warning("An adapter may still be loaded: its files stay.", error=error.detail)
+            self._left[name] = folder
+            return
         shutil.rmtree(folder, ignore_errors=True)
 
     # -- reporting -----------------------------------------------------------------------------

@@ -17,7 +17,13 @@ from offbeat.errors import IntegrityError, UnavailableError
 from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
 from offbeat.worker_api import WeightProxyClient
-from services.generator.engines.base import Completion, SampleRequest, Sampling, never_cancelled
+from services.generator.engines.base import (
+    Completion,
+    SampleRequest,
+    Sampling,
+    never_cancelled,
+    not_heard,
+)
 from services.generator.engines.model import LoraModel
 from services.generator.engines.transformers import TransformersEngine
 from services.generator.events import Events
@@ -81,11 +87,14 @@ class WatchedEngine(TransformersEngine):
         *,
         urgent: bool = False,
         check: Callable[[], None] = never_cancelled,
+        on_tokens: Callable[[Sequence[int]], None] = not_heard,
     ) -> list[list[Completion]]:
         if urgent:
             self.before_canary()
         policy = self.deaf_to or policy
-        return super().generate(requests, policy, sampling, urgent=urgent, check=check)
+        return super().generate(
+            requests, policy, sampling, urgent=urgent, check=check, on_tokens=on_tokens
+        )
 
 
 class CutOffClient(WeightProxyClient):
@@ -278,7 +287,10 @@ def test_a_manifest_that_tells_another_scale_is_refused(setting: Setting) -> Non
     manifest = upload_policy(setting.store, setting.run_id, 0, setting.reference.canary(0))
     setting.client.publish(manifest.model_copy(update={"alpha": 8.0}))
     setting.policies.start()
-    assert "has rank, alpha and targets (2, 4," in setting.wait_for_event("canary_failed").message
+    assert (
+        "has rank, alpha, use_rslora and targets (2, 4,"
+        in setting.wait_for_event("canary_failed").message
+    )
 
 
 def test_versions_in_use_survive_those_that_follow(setting: Setting) -> None:

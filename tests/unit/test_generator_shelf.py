@@ -6,11 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.contracts.weights import Canary
 from offbeat.errors import LeaseLostError, UnavailableError
 from services.generator.engines.base import never_cancelled
 from services.generator.shelf import Policy, Shelf
 
 SOON_S = 10.0
+CANARY = Canary(prompt_ids=(1,), completion_ids=(2,), logprobs=(-1.0,))
+
+
+def policy_of(version: int) -> Policy:
+    return Policy(
+        name=f"run-v{version}",
+        version=version,
+        adapter_sha256="0" * 64,
+        folder=Path(),
+        canary=CANARY,
+    )
 
 
 class Setting:
@@ -29,9 +41,7 @@ class Setting:
         self.shelf.give_back(self.add(version))
 
     def add(self, version: int) -> Policy:
-        policy = Policy(
-            name=f"run-v{version}", version=version, adapter_sha256="0" * 64, folder=Path()
-        )
+        policy = policy_of(version)
         self.shelf.add(policy)
         return policy
 
@@ -158,9 +168,7 @@ def test_a_version_that_is_being_dropped_cannot_be_loaded_at_the_same_time() -> 
         finish.wait()
 
     shelf = Shelf(0, drop)
-    policies = [
-        Policy(name=f"run-v{v}", version=v, adapter_sha256="0" * 64, folder=Path()) for v in (1, 2)
-    ]
+    policies = [policy_of(version) for version in (1, 2)]
     for policy in policies:
         shelf.add(policy)
     with ThreadPoolExecutor(2) as pool:

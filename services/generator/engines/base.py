@@ -49,6 +49,10 @@ def never_cancelled() -> None:
     """The check of work that nobody takes away."""
 
 
+def not_heard(_: Sequence[int]) -> None:
+    """Takes the tokens of work whose result is soon enough."""
+
+
 class Engine(Protocol):
     """One base model. Every method may be called from any thread."""
 
@@ -67,7 +71,7 @@ class Engine(Protocol):
         ...
 
     def loaded(self) -> frozenset[str]:
-        """The names that requests may use."""
+        """The names that requests may use; waits for an engine that is starting."""
         ...
 
     def generate(
@@ -78,11 +82,13 @@ class Engine(Protocol):
         *,
         urgent: bool = False,
         check: Callable[[], None] = never_cancelled,
+        on_tokens: Callable[[Sequence[int]], None] = not_heard,
     ) -> list[list[Completion]]:
         """For each request one completion a seed, in order.
 
         The same requests, seeds and adapter give the same completions. `urgent` work goes before
-        other work; `check` is called between steps and ends the work by raising.
+        other work; `check` is called between steps and ends the work by raising. `on_tokens` gets
+        the ids of the first sample as they come, all and once; it must return at once.
         """
         ...
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from services.generator.engines.adapter import Adapter
-from services.generator.engines.base import Completion, SampleRequest, Sampling
+from services.generator.engines.base import Completion, SampleRequest, Sampling, not_heard
 from services.generator.engines.model import LoraModel
 from services.generator.engines.sampling import choose, uniforms
 from services.generator.engines.step_loop import Steps
@@ -70,6 +70,7 @@ def decode(
     sampling: Sampling,
     endings: Endings,
     check: Callable[[], None],
+    on_tokens: Callable[[Sequence[int]], None] = not_heard,
 ) -> Steps[list[Completion]]:
     """One completion for each seed of each request, in order; yields after every forward."""
     samples = [_Sample(prompt=p) for p, request in enumerate(requests) for _ in request.seeds]
@@ -94,6 +95,8 @@ def decode(
             sample.ids.append(token)
             sample.logprobs.append(logprob)
             sample.finish_reason = endings.reason(sample.ids)
+        if batch[0] is samples[0]:
+            on_tokens(samples[0].ids[-1:])
         alive = [n for n, sample in enumerate(batch) if sample.finish_reason is None]
         if not alive:
             break

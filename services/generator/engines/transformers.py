@@ -9,7 +9,13 @@ from transformers import PreTrainedTokenizerBase
 
 from offbeat.errors import ConflictError, NotFoundError, UnavailableError
 from services.generator.engines.adapter import Adapter
-from services.generator.engines.base import Completion, SampleRequest, Sampling, never_cancelled
+from services.generator.engines.base import (
+    Completion,
+    SampleRequest,
+    Sampling,
+    never_cancelled,
+    not_heard,
+)
 from services.generator.engines.decode import Endings, decode
 from services.generator.engines.model import LoraModel
 from services.generator.engines.step_loop import StepLoop
@@ -58,6 +64,7 @@ class TransformersEngine:
         *,
         urgent: bool = False,
         check: Callable[[], None] = never_cancelled,
+        on_tokens: Callable[[Sequence[int]], None] = not_heard,
     ) -> list[list[Completion]]:
         """Decode the samples in batches; see `Engine.generate`."""
         model = self._open_model()
@@ -68,8 +75,9 @@ class TransformersEngine:
         endings = Endings(self._tokenizer, self._eos_ids, sampling)
         completions: list[Completion] = []
         for batch in batches(requests, self._sequences_max):
-            steps = decode(model, adapter, batch, sampling, endings, check)
+            steps = decode(model, adapter, batch, sampling, endings, check, on_tokens)
             completions += self._loop.run(steps, urgent=urgent)
+            on_tokens = not_heard
         remaining = iter(completions)
         return [[next(remaining) for _ in request.seeds] for request in requests]
 
