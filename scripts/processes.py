@@ -17,6 +17,8 @@ import httpx
 
 STOP_GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL: a worker that is at the end of its job still hands it in."""
+WORKER_GRACE_S = 5.0
+"""When a worker hands back what it has not finished; it needs a few seconds more to end."""
 LOG_LINES_SHOWN = 25
 
 
@@ -75,10 +77,11 @@ def answers(url: str) -> bool:
         return False
 
 
-def worker_reports(url: str, worker_id: str) -> bool:
+def worker_reports(url: str, api_key: str, worker_id: str) -> bool:
     """Whether the orchestrator's list of workers has this one alive."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        page = httpx.get(url, timeout=2).json()
-    except httpx.TransportError:
+        page = httpx.get(url, headers=headers, timeout=2).raise_for_status().json()
+    except httpx.HTTPError:
         return False
     return any(worker["id"] == worker_id and worker["status"] == "alive" for worker in page["data"])

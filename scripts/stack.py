@@ -1,6 +1,6 @@
 """The whole of Offbeat on one machine, every part a process of its own.
 
-    python -m scripts.stack [--data-dir .offbeat] [--generators 1] [--trainers 1]
+    python -m scripts.stack [--data-dir .offbeat] [--generators 1] [--trainers 1] [--vllm-python P]
 
 starts Valkey, an S3 server, the orchestrator, the weight-proxy, generators and trainers with the
 commands that a container would run, and stays until Ctrl-C. The first process that ends takes the
@@ -27,6 +27,7 @@ from offbeat.settings import ObjectStoreSettings
 from scripts import parts
 from scripts.parts import Part
 from scripts.processes import (
+    WORKER_GRACE_S,
     StackError,
     answers,
     end,
@@ -49,6 +50,8 @@ class StackOptions:
     data_dir: Path
     generators: int = 1
     trainers: int = 1
+    vllm_python: Path | None = None
+    """The Python of an environment with vLLM, for generators that sample with it."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """`OFFBEAT_*` variables for every service, beyond the addresses."""
 
@@ -123,12 +126,17 @@ class Stack:
         """The process of a part, for tests that do it harm."""
         return next(process for part, process in self._running if part.name == name)
 
-    def restart(self, name: str) -> None:
-        """Start a part again whose process has ended, with the same command."""
+    def restart(self, name: str, **changes: str) -> None:
+        """Start a part again whose process has ended, with the same command; `changes` are
+        variables that only this life of it has."""
         index, part = next(
             (i, part) for i, (part, _) in enumerate(self._running) if part.name == name
         )
         del self._running[index]
+        self._wait_until_ready(part, self._launch(part, **changes))
+
+    def add(self, part: Part) -> None:
+        """Start one part more."""
         self._wait_until_ready(part, self._launch(part))
 
     def _stages(self) -> Iterator[list[Part]]:
@@ -138,7 +146,7 @@ class Stack:
             parts.valkey(self._ports["redis"], folder / "valkey"),
             parts.s3(self._ports["s3"], folder / "s3", self.object_store),
         ]
-        environment = self._environment()
+        environment = self.environment()
         yield [
             _service(name, name, environment, lambda url=f"{address}/readyz": answers(url))
             for name, address in (
@@ -167,11 +175,13 @@ class Stack:
             "OFFBEAT_MODEL_CACHE_DIR": str(self.options.model_cache),
         }
         url = f"{self.addresses.orchestrator}/v1/workers"
+        key = environment.get("OFFBEAT_API_KEY") or os.environ.get("OFFBEAT_API_KEY", "")
         return _service(
-            name, role, {**environment, **limits, **own}, lambda: worker_reports(url, name)
+            name, role, {**environment, **limits, **own}, lambda: worker_reports(url, key, name)
         )
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """The `OFFBEAT_*` variables of every service."""
         folder = self.options.data_dir
         store = self.object_store
         return {
@@ -187,15 +197,21 @@ class Stack:
             "OFFBEAT_WEIGHT_PROXY_PORT": str(self._ports["weight_proxy"]),
             "OFFBEAT_WEIGHT_PROXY_DATABASE_URL": f"sqlite:///{folder}/weight-proxy.db",
             "OFFBEAT_WEIGHT_PROXY_CACHE_DIR": str(folder / "weight-proxy-cache"),
+            "OFFBEAT_GRACE_S": f"{WORKER_GRACE_S:g}",
+            **self._engine(),
             **self.options.settings,
         }
 
-    def _launch(self, part: Part) -> subprocess.Popen[bytes]:
+    def _engine(self) -> dict[str, str]:
+        python = self.options.vllm_python
+        return {"OFFBEAT_ENGINE": "vllm", "OFFBEAT_VLLM_PYTHON": str(python)} if python else {}
+
+    def _launch(self, part: Part, **changes: str) -> subprocess.Popen[bytes]:
         self.options.logs.mkdir(parents=True, exist_ok=True)
         with self._log_path(part).open("ab") as log:
             process = subprocess.Popen(
                 part.command,
-                env={**os.environ, **part.environment},
+                env={**os.environ, **part.environment, **changes},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -245,6 +261,7 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
     parser.add_argument("--generators", type=int, default=1)
     parser.add_argument("--trainers", type=int, default=1)
+    parser.add_argument("--vllm-python", type=Path, help="sample with the vLLM of this Python")
     options = StackOptions(**vars(parser.parse_args()))
     interrupt_on_signals()
     try:

@@ -1,4 +1,5 @@
-"""The real parts that tests share: one Valkey, one S3 server and one tiny model a session."""
+"""The real parts that tests share: one Valkey, one S3 server, one PostgreSQL server and one tiny
+model a session."""
 
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
 from scripts import parts
+from tests.postgres import PostgresServer, migrated_database, running_postgres
 from tests.tiny_model import write_tiny_model
 
 
@@ -61,6 +63,39 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("valkey")
     for _ in run_part(parts.valkey(port, folder), folder / "log"):
         yield f"redis://127.0.0.1:{port}/0"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A running PostgreSQL."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres: PostgresServer) -> str:
+    """The name of a database with the orchestrator's tables, to make copies of."""
+    return migrated_database(postgres)
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """An empty PostgreSQL database."""
+    name = postgres.create_database()
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind, or one with the orchestrator's tables: either will do."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/test.db"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = server.create_database(request.getfixturevalue("migrated"))
+    yield server.url(name)
+    server.drop_database(name)
 
 
 @pytest.fixture(scope="session")

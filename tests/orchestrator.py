@@ -1,5 +1,5 @@
-"""A real orchestrator for tests: SQLite, Valkey, S3, uvicorn; and a worker that a test plays by
-hand."""
+"""A real orchestrator for tests: SQLite or PostgreSQL, Valkey, S3, uvicorn; and a worker that a
+test plays by hand."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,44 +11,33 @@ from typing import Any
 
 import httpx
 from celery import Celery
+from fastapi import FastAPI
 from pydantic import SecretStr
 
-from offbeat import keys
-from offbeat.contracts.jobs import (
-    EvaluateInput,
-    EvaluateOutput,
-    GenerateInput,
-    GenerateOutput,
-    InitInput,
-    InitOutput,
-    JobMessage,
-    JobOutput,
-    PrepareInput,
-    PrepareOutput,
-    ReplayInput,
-    ReplayOutput,
-    TrainInput,
-    TrainOutput,
-    WorkerRole,
-)
+from offbeat.chat_channel import ChatListener
+from offbeat.contracts.jobs import JobMessage, JobOutput, WorkerRole
 from offbeat.contracts.leases import CompleteRequest, FailRequest, Lease, LeaseRequest, WorkerReport
-from offbeat.contracts.rollouts import GroupSummary
-from offbeat.contracts.weights import Canary, Manifest, VersionFile
 from offbeat.objects import S3ObjectStore
 from offbeat.queue import create_celery, queue_name
 from offbeat.settings import QueueSettings
 from offbeat.worker_api import OrchestratorClient
 from services.orchestrator.app import create_app
 from services.orchestrator.broker import CeleryBroker
+from services.orchestrator.collector import Collector
 from services.orchestrator.dependencies import Services
+from services.orchestrator.leadership import leadership_over
 from services.orchestrator.migrate import migrate
+from services.orchestrator.rates import RateLimiter
 from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.store import Store
+from tests.plausible import SHA as SHA
+from tests.plausible import plausible_output
 from tests.servers import serve
 from tests.specs import spec_dict
 
 GENERATOR, TRAINER = WorkerRole.GENERATOR, WorkerRole.TRAINER
-SHA, OTHER_SHA = "ab" * 32, "cd" * 32
+MESSAGE_WAIT_S = 30.0
+"""Far more than a message takes on a calm machine."""
 
 
 @dataclass
@@ -67,8 +56,10 @@ class Orchestrator:
     """A running orchestrator and its parts."""
 
     url: str
+    app: FastAPI
     store: Store
     scheduler: Scheduler
+    collector: Collector
     clock: Clock | Callable[[], float]
     celery: Celery
     worker: OrchestratorClient
@@ -80,19 +71,31 @@ def running_orchestrator(
     valkey_url: str,
     objects: S3ObjectStore,
     *,
+    database_url: str | None = None,
     clock: Callable[[], float] | None = None,
     lease_s: float = 30.0,
     message_lost_s: float = 15.0,
     api_key: str | None = None,
     worker_token: str | None = None,
+    rate_limit: str = "1000000/second",
+    gc_interval_s: float = 3600.0,
+    look_interval_s: float = 3600.0,
+    forget_versions: Callable[[str], None] = lambda run_id: None,
 ) -> Iterator[Orchestrator]:
-    """Start it on the database in `folder`, which may be an old one."""
+    """Start it on the given database, else on SQLite in `folder`; either may be an old one."""
     clock = clock or Clock()
-    store = Store.connect(f"sqlite:///{folder}/orchestrator.db")
+    store = Store.connect(database_url or f"sqlite:///{folder}/orchestrator.db")
     migrate(store.engine)
-    celery = create_celery(QueueSettings(redis_url=SecretStr(valkey_url)), "test")
+    queue = QueueSettings(redis_url=SecretStr(valkey_url))
+    celery = create_celery(queue, "test")
     broker = CeleryBroker(celery)
-    scheduler = Scheduler(store, broker, clock=clock, message_lost_s=message_lost_s)
+    scheduler = Scheduler(
+        store,
+        broker,
+        leadership_over(store.engine),
+        clock=clock,
+        message_lost_s=message_lost_s,
+    )
     token = SecretStr(worker_token) if worker_token else None
     services = Services(
         store=store,
@@ -102,16 +105,29 @@ def running_orchestrator(
         clock=clock,
         api_key=SecretStr(api_key) if api_key else None,
         worker_token=token,
+        rates=RateLimiter(rate_limit),
+        chats=ChatListener(queue),
+        collector=Collector(
+            store=store,
+            objects=objects,
+            forget_versions=forget_versions,
+            clock=clock,
+            interval_s=gc_interval_s,
+            look_interval_s=look_interval_s,
+        ),
         lease_s=lease_s,
         heartbeat_interval_s=0.2,
     )
-    with serve(create_app(services)) as url:
+    app = create_app(services)
+    with serve(app) as url:
         client = OrchestratorClient(url, token)
         try:
             yield Orchestrator(
                 url=url,
+                app=app,
                 store=store,
                 scheduler=scheduler,
+                collector=services.collector,
                 clock=clock,
                 celery=celery,
                 worker=client,
@@ -146,7 +162,7 @@ class Hand:
             ),
         )
 
-    def message(self, role: WorkerRole, wait_s: float = 5.0) -> JobMessage | None:
+    def message(self, role: WorkerRole, wait_s: float = MESSAGE_WAIT_S) -> JobMessage | None:
         """The next message of the role's queue, acknowledged at once; None when none comes."""
         with self.orchestrator.celery.connection_for_read() as connection:
             queue = connection.SimpleQueue(queue_name(role, self.pool))
@@ -159,7 +175,7 @@ class Hand:
             message.ack()
             return JobMessage.model_validate(message.payload[1])
 
-    def lease(self, role: WorkerRole, wait_s: float = 5.0) -> Lease | None:
+    def lease(self, role: WorkerRole, wait_s: float = MESSAGE_WAIT_S) -> Lease | None:
         """Take the next message and lease its job."""
         message = self.message(role, wait_s)
         if message is None:
@@ -181,78 +197,12 @@ class Hand:
         )
         self.orchestrator.worker.fail(lease.job_id, request)
 
-    def work(self, role: WorkerRole, wait_s: float = 5.0) -> Lease | None:
+    def work(self, role: WorkerRole, wait_s: float = MESSAGE_WAIT_S) -> Lease | None:
         """Lease and complete one job."""
         lease = self.lease(role, wait_s)
         if lease is not None:
             self.complete(lease)
         return lease
-
-
-def plausible_output(lease: Lease, reward_std: float = 0.5) -> JobOutput:
-    """What a real worker might answer."""
-    run, job = lease.run_id, lease.job_id
-    match lease.input:
-        case PrepareInput():
-            return PrepareOutput(
-                prompts_key=keys.prompts(run, job, lease.attempt, "train"),
-                num_prompts=8,
-                eval_prompts_key=keys.prompts(run, job, lease.attempt, "eval"),
-                num_eval_prompts=lease.spec.data.eval_size,
-            )
-        case InitInput():
-            return InitOutput(manifest=plausible_manifest(lease, 0))
-        case TrainInput(base_version=base):
-            return TrainOutput(manifest=plausible_manifest(lease, base + 1))
-        case ReplayInput(base_version=base):
-            return ReplayOutput(version=base + 1, published_sha256=SHA, recomputed_sha256=OTHER_SHA)
-        case EvaluateInput(version=version):
-            return EvaluateOutput(
-                version=version,
-                rollouts_key=keys.evaluation(run, version, job, lease.attempt),
-                metrics={"eval/reward": 0.5, "eval/pass@1": 0.5},
-            )
-        case GenerateInput(groups=groups, min_version=version):
-            return GenerateOutput(
-                rollouts_key=keys.rollouts(run, job, lease.attempt),
-                groups=tuple(
-                    GroupSummary(
-                        group_id=group.group_id,
-                        policy_version=version,
-                        adapter_sha256=SHA,
-                        num_samples=2,
-                        num_tokens=6,
-                        reward_mean=0.5,
-                        reward_std=reward_std,
-                    )
-                    for group in groups
-                ),
-                generated_tokens=6 * len(groups),
-                generate_s=2.0,
-            )
-
-
-def plausible_manifest(lease: Lease, version: int) -> Manifest:
-    """A manifest that nobody has checked."""
-    return Manifest(
-        run_id=lease.run_id,
-        version=version,
-        parent=version - 1 if version else None,
-        job_id=lease.job_id,
-        attempt=lease.attempt,
-        prefix=keys.version_prefix(lease.run_id, version, lease.job_id, lease.attempt),
-        files=(
-            VersionFile(name="adapter_model.safetensors", size_bytes=100, sha256=SHA),
-            VersionFile(name="adapter_config.json", size_bytes=10, sha256=SHA),
-        ),
-        base_model=lease.spec.model.id,
-        base_revision=None,
-        rank=2,
-        alpha=4,
-        target_modules=("q_proj",),
-        canary=Canary(prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,)),
-        metrics={"reward": 0.25 * version, "sample/staleness_mean": 0.5} if version else {},
-    )
 
 
 def submit(http: httpx.Client, **changes: Any) -> str:

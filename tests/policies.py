@@ -24,9 +24,9 @@ thousandths, a fifth of what a step at learning rate 1e-4 does to SmolLM2."""
 Tensors = Mapping[str, np.ndarray]
 
 
-def policy_tensors(version: int, *, step: float = STEP) -> dict[str, np.ndarray]:
+def policy_tensors(version: int, *, step: float = STEP, rank: int = RANK) -> dict[str, np.ndarray]:
     """A run's adapter after so many steps: B starts at zero, and everything drifts."""
-    tensors = adapter_tensors(0, rank=RANK)
+    tensors = adapter_tensors(0, rank=rank)
     for number in range(1, version + 1):
         generator = np.random.default_rng(number)
         for name, tensor in tensors.items():
@@ -34,9 +34,9 @@ def policy_tensors(version: int, *, step: float = STEP) -> dict[str, np.ndarray]
     return tensors
 
 
-def peft_files(tensors: Tensors) -> dict[str, bytes]:
+def peft_files(tensors: Tensors, rank: int = RANK) -> dict[str, bytes]:
     """The two files of a PEFT folder."""
-    return {ADAPTER_WEIGHTS: save(dict(tensors)), ADAPTER_CONFIG: adapter_config(RANK)}
+    return {ADAPTER_WEIGHTS: save(dict(tensors)), ADAPTER_CONFIG: adapter_config(rank)}
 
 
 def write_policy(folder: Path, tensors: Tensors) -> Path:
@@ -50,9 +50,12 @@ def write_policy(folder: Path, tensors: Tensors) -> Path:
 class Reference:
     """The tiny model under PEFT, without a cache and without batching."""
 
-    def __init__(self, model_folder: Path, tensors: Tensors | None = None) -> None:
+    def __init__(
+        self, model_folder: Path, tensors: Tensors | None = None, *, rank: int = RANK
+    ) -> None:
         base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-        config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=list(TARGETS))
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS))
+        self._rank = rank
         self._model = get_peft_model(base, config).eval()
         if tensors is not None:
             self.install(tensors)
@@ -84,12 +87,12 @@ class Reference:
 
     def canary(self, version: int) -> Canary:
         """What a trainer would put into the manifest of this version."""
-        self.install(policy_tensors(version))
+        self.install(policy_tensors(version, rank=self._rank))
         ids = self.greedy(PROMPT_IDS, NEW_TOKENS)
         logprobs = self.logprobs(PROMPT_IDS, ids)
         parent_logprobs: tuple[float, ...] = ()
         if version:
-            self.install(policy_tensors(version - 1))
+            self.install(policy_tensors(version - 1, rank=self._rank))
             parent_logprobs = self.logprobs(PROMPT_IDS, ids)
         return Canary(
             prompt_ids=PROMPT_IDS,
@@ -99,7 +102,9 @@ class Reference:
         )
 
 
-def upload_policy(store: ObjectStore, run_id: str, version: int, canary: Canary) -> Manifest:
+def upload_policy(
+    store: ObjectStore, run_id: str, version: int, canary: Canary, rank: int = RANK
+) -> Manifest:
     """Put a version's files into the store; the manifest would publish them."""
-    files = peft_files(policy_tensors(version))
-    return upload(store, run_id, version, files, rank=RANK, canary=canary)
+    files = peft_files(policy_tensors(version, rank=rank), rank)
+    return upload(store, run_id, version, files, rank=rank, canary=canary)

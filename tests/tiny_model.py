@@ -16,7 +16,9 @@ SPECIAL_TOKENS = ("<|im_end|>", "<|im_start|>")
 MAX_POSITIONS = 256
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0, tie_word_embeddings: bool = True) -> Path:
+def write_tiny_model(
+    folder: Path, *, seed: int = 0, tie_word_embeddings: bool = True, head_dim: int = 8
+) -> Path:
     """Write config, weights (float32) and tokenizer; the same seed gives the same bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
@@ -40,6 +42,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0, tie_word_embeddings: bool =
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
+            head_dim=head_dim,
             max_position_embeddings=MAX_POSITIONS,
             tie_word_embeddings=tie_word_embeddings,
             eos_token_id=0,

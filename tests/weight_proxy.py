@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from offbeat.objects import S3ObjectStore
@@ -25,6 +26,7 @@ class RunningProxy:
     """Where it listens, a client of it, and its parts."""
 
     url: str
+    app: FastAPI
     client: WeightProxyClient
     parts: WeightProxy
 
@@ -40,12 +42,12 @@ def running_proxy(
     store: S3ObjectStore,
     folder: Path,
     *,
-    database: Path | None = None,
+    database_url: str | None = None,
     token: SecretStr | None = None,
     waiters_max: int = WAITERS_MAX,
 ) -> Iterator[RunningProxy]:
     """Serve until the end of the block. Cache and, unless given, database lie in the folder."""
-    registry = Registry.connect(f"sqlite:///{database or folder / 'versions.db'}")
+    registry = Registry.connect(database_url or f"sqlite:///{folder / 'versions.db'}")
     metrics = Metrics()
     parts = WeightProxy(
         registry=registry,
@@ -54,9 +56,10 @@ def running_proxy(
         waiters=Waiters(registry, metrics.waiters, waiters_max),
         metrics=metrics,
     )
-    with serve(create_app(parts, token)) as url:
+    app = create_app(parts, token)
+    with serve(app) as url:
         client = WeightProxyClient(url, token)
         try:
-            yield RunningProxy(url=url, client=client, parts=parts)
+            yield RunningProxy(url=url, app=app, client=client, parts=parts)
         finally:
             client.close()

@@ -12,16 +12,18 @@ from tests.orchestrator import Orchestrator, running_orchestrator
 
 
 @pytest.fixture
-def orchestrator(tmp_path: Path, valkey_url: str, store: S3ObjectStore) -> Iterator[Orchestrator]:
-    """On a clock that only the test moves on."""
+def orchestrator(
+    tmp_path: Path, database_url: str, valkey_url: str, store: S3ObjectStore
+) -> Iterator[Orchestrator]:
+    """On a clock that only the test moves on, once over SQLite and once over PostgreSQL."""
     with redis.Redis.from_url(valkey_url) as client:
         client.flushall()
-    with running_orchestrator(tmp_path, valkey_url, store) as running:
+    with running_orchestrator(tmp_path, valkey_url, store, database_url=database_url) as running:
         yield running
 
 
 @pytest.fixture
 def http(orchestrator: Orchestrator) -> Iterator[httpx.Client]:
     """Speaks to it."""
-    with httpx.Client(base_url=orchestrator.url) as client:
+    with httpx.Client(base_url=orchestrator.url, timeout=60) as client:
         yield client

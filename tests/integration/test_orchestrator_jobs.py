@@ -136,17 +136,19 @@ def test_an_emptied_broker_loses_nothing(
     assert (lease.input.kind, lease.attempt) == ("prepare", 2)
 
 
-def test_a_run_survives_a_restart(tmp_path: Path, valkey_url: str, store: S3ObjectStore) -> None:
+def test_a_run_survives_a_restart(
+    tmp_path: Path, valkey_url: str, store: S3ObjectStore, database_url: str
+) -> None:
     with redis.Redis.from_url(valkey_url) as client:
         client.flushall()
-    with running_orchestrator(tmp_path, valkey_url, store) as first:
+    with running_orchestrator(tmp_path, valkey_url, store, database_url=database_url) as first:
         with httpx.Client(base_url=first.url) as http:
             run_id = submit(http)
         hand = Hand(first)
         set_up(hand)
         held = hand.lease(GENERATOR)
     assert held is not None
-    with running_orchestrator(tmp_path, valkey_url, store) as second:
+    with running_orchestrator(tmp_path, valkey_url, store, database_url=database_url) as second:
         hand = Hand(second)
         hand.complete(held)
         assert hand.work(TRAINER) is not None

@@ -3,8 +3,14 @@
 import httpx
 import pytest
 
-from offbeat.contracts.jobs import JobKind
-from offbeat.contracts.leases import CompleteRequest, HeartbeatRequest, LeaseRequest
+from offbeat.contracts.jobs import JobKind, TrainInput
+from offbeat.contracts.leases import (
+    CompleteRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Lease,
+    LeaseRequest,
+)
 from offbeat.contracts.weights import SkippedStep
 from offbeat.errors import ConflictError, LeaseLostError
 from services.orchestrator.schema import GroupRow, JobRow
@@ -99,6 +105,60 @@ def test_pause_stops_new_work_and_keeps_what_is_under_way(
     train = hand.lease(TRAINER)
     assert train is not None
     assert train.input.kind == "train"
+
+
+def computed(orchestrator: Orchestrator, held: Lease) -> HeartbeatReply:
+    """Say that only the hand-in of the job is left."""
+    request = HeartbeatRequest(attempt=held.attempt, worker_id="hand", computed=True)
+    return orchestrator.worker.heartbeat(held.job_id, request)
+
+
+def test_the_next_step_begins_while_a_computed_one_is_handed_in(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    submit(http)
+    hand = Hand(orchestrator)
+    set_up(hand)
+    hand.work(GENERATOR)
+    first = hand.lease(TRAINER)
+    assert first is not None
+    hand.work(GENERATOR)
+    assert hand.message(TRAINER, wait_s=0.5) is None
+    (waiting,) = computed(orchestrator, first).waiting_rollouts
+    second = hand.lease(TRAINER)
+    assert second is not None
+    assert isinstance(second.input, TrainInput)
+    assert second.input.base_version == 1
+    assert {group.rollouts_key for group in second.input.groups} == {waiting}
+    hand.complete(first)
+    hand.complete(second)
+
+
+def test_a_step_waits_again_when_the_hand_in_before_it_failed(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    """Its message is void until the step before it is computed again."""
+    submit(http)
+    hand = Hand(orchestrator)
+    set_up(hand)
+    hand.work(GENERATOR)
+    first = hand.lease(TRAINER)
+    assert first is not None
+    hand.work(GENERATOR)
+    computed(orchestrator, first)
+    message = hand.message(TRAINER)
+    assert message is not None
+    hand.fail(first, "the store is down")
+    for attempt in (1, 2):
+        with pytest.raises(LeaseLostError):
+            orchestrator.worker.lease(
+                message.job_id, LeaseRequest(attempt=attempt, worker_id="hand")
+            )
+    done = [hand.work(TRAINER), hand.work(TRAINER)]
+    assert [(lease.job_id, lease.attempt) for lease in done if lease] == [
+        (first.job_id, 2),
+        (message.job_id, 2),
+    ]
 
 
 def test_cancel_takes_the_jobs_from_their_workers(

@@ -97,11 +97,13 @@ def test_gym_prompts_are_the_same_bytes_for_the_same_seed(job: Job, run_id: str)
     reward: JsonValue = {"type": "reasoning_gym", "extract": "last_number"}
     first = job.run(job.context(data, reward=reward))
     again = job.run(job.context(data, reward=reward, attempt=2))
+    stored = [job.store.get(first.prompts_key), job.store.get(first.eval_prompts_key or "")]
     assert first == PrepareOutput(
         prompts_key=f"runs/{run_id}/prompts/job-1-1/train.parquet",
         num_prompts=40,
         eval_prompts_key=f"runs/{run_id}/prompts/job-1-1/eval.parquet",
         num_eval_prompts=8,
+        stored_bytes=sum(map(len, stored)),
     )
     assert again.eval_prompts_key == f"runs/{run_id}/prompts/job-1-2/eval.parquet"
     bodies = [job.store.get(output.prompts_key) for output in (first, again)]

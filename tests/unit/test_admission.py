@@ -9,10 +9,17 @@ from services.orchestrator.admission import capacity_groups, group_seed, job_siz
 
 
 def capacity(
-    version: int, running: int, waiting: int, *, eta: int = 1, limit: int | None = None
+    version: int,
+    running: int,
+    waiting: int,
+    *,
+    oldest: int | None = None,
+    eta: int = 1,
+    limit: int | None = None,
 ) -> int:
     return capacity_groups(
         version=version,
+        oldest=version if oldest is None else oldest,
         max_versions=eta,
         groups_per_step=8,
         steps=40,
@@ -36,6 +43,14 @@ def test_synchronous_capacity_is_one_step() -> None:
     assert capacity(0, 8, 0, eta=0) == 0
     assert capacity(0, 0, 8, eta=0) == 0
     assert capacity(1, 0, 0, eta=0) == 8
+
+
+def test_a_slow_group_holds_later_ones_back() -> None:
+    """S5: no more is started than the η steps that may be taken without it can use."""
+    assert capacity(1, 1, 0, oldest=0) == 7
+    assert capacity(2, 1, 0, oldest=1) == 7
+    assert capacity(2, 1, 0, oldest=0) == -1
+    assert capacity(1, 1, 0, oldest=1) == 15
 
 
 def test_resume_at_any_version_admits_no_burst() -> None:

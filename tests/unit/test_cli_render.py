@@ -3,7 +3,13 @@ from datetime import timedelta
 from rich.console import Console, RenderableType
 
 from offbeat.cli import render
-from offbeat.contracts.runs import EventLevel, MetricPoint, MetricSeries, RunStatus
+from offbeat.contracts.runs import (
+    EventLevel,
+    MetricPoint,
+    MetricSeries,
+    QuarantineView,
+    RunStatus,
+)
 from tests import run_views
 
 NOW = run_views.CREATED_AT + timedelta(seconds=400)
@@ -120,3 +126,15 @@ def test_workers_show_what_they_serve_and_hold() -> None:
         "ID           ROLE       POOL     ENGINE        STATUS  SERVING            JOBS    SEEN",
         "generator-1  generator  default  transformers  alive   run-00000000a1@12  job-1  6m40s",
     ]
+
+
+def test_a_worker_in_quarantine_says_why_and_for_how_long() -> None:
+    quarantine = QuarantineView(
+        reason="it failed 3 times in a row", until=NOW + timedelta(seconds=250)
+    )
+    worker = run_views.worker().model_copy(
+        update={"status": "quarantined", "quarantine": quarantine}
+    )
+    table = lines(render.workers_table([worker], NOW))
+    assert "quarantined" in table[1]
+    assert table[2] == "generator-1 gets no jobs for 4m10s: it failed 3 times in a row"

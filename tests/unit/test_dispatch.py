@@ -8,10 +8,21 @@ TRAIN = (WorkerRole.TRAINER, "default")
 
 
 def job(
-    seq: int, run: str, kind: JobKind = JobKind.GENERATE, priority: int = 0, pool: str = "default"
+    seq: int,
+    run: str,
+    kind: JobKind = JobKind.GENERATE,
+    priority: int = 0,
+    pool: str = "default",
+    project: str = "p",
 ) -> WaitingJob:
     return WaitingJob(
-        seq=seq, job_id=f"j{seq}", run_id=run, kind=kind, pool=pool, priority=priority
+        seq=seq,
+        job_id=f"j{seq}",
+        run_id=run,
+        kind=kind,
+        pool=pool,
+        priority=priority,
+        project_id=project,
     )
 
 
@@ -51,3 +62,18 @@ def test_lanes_do_not_share_their_room() -> None:
     waiting = [job(1, "a"), job(2, "a", JobKind.TRAIN), job(3, "a", pool="other")]
     chosen = choose(waiting, sent={GENERATE: 5}, workers={TRAIN: 1}, busy={})
     assert {item.job_id for item in chosen} == {"j2", "j3"}
+
+
+def test_a_project_at_its_limit_is_passed_over() -> None:
+    waiting = [
+        *(job(n, "a", project="full", priority=9) for n in range(2)),
+        *(job(n, "b", project="nearly full") for n in range(2, 4)),
+        job(4, "c", project="unlimited"),
+    ]
+    quotas = {"full": 0, "nearly full": 1}
+    chosen = choose(waiting, sent={}, workers={GENERATE: 9}, busy={}, quotas=quotas)
+    assert [item.job_id for item in chosen] == ["j2", "j4"]
+
+
+def test_a_project_whose_limit_was_lowered_waits_until_it_is_below() -> None:
+    assert choose([job(1, "a")], sent={}, workers={}, busy={}, quotas={"p": -3}) == []

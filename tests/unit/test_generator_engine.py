@@ -111,6 +111,19 @@ def test_the_same_call_gives_the_same_bits(engine: TransformersEngine) -> None:
     assert engine.generate(REQUESTS, "v1", SAMPLED) == engine.generate(REQUESTS, "v1", SAMPLED)
 
 
+@pytest.mark.parametrize("sequences_max", [3, 64])
+def test_the_tokens_of_the_first_sample_are_heard_as_they_come(
+    model_folder: Path, adapters: dict[str, Path], sequences_max: int
+) -> None:
+    engine = new_engine(model_folder, sequences_max=sequences_max)
+    engine.load("v2", adapters["v2"])
+    heard: list[int] = []
+    completions = flat(engine.generate(REQUESTS, "v2", SAMPLED, on_tokens=heard.extend))
+    engine.close()
+    assert tuple(heard) == completions[0].ids
+    assert len(completions) == 12
+
+
 def test_a_job_larger_than_the_batch_gives_the_same_samples(
     engine: TransformersEngine, model_folder: Path, adapters: dict[str, Path]
 ) -> None:

@@ -58,6 +58,11 @@ def complaints_of(**changes: Any) -> list[str]:
     return complaints(spec_dict(**changes))
 
 
+def test_dora_is_refused_because_no_engine_serves_it() -> None:
+    (complaint,) = complaints_of(lora={"use_dora": True})
+    assert "use_dora cannot be served: vLLM refuses DoRA adapters; leave it out" in complaint
+
+
 def test_the_three_formats_mean_the_same(tmp_path: Path) -> None:
     for name, text in {"a.toml": TOML, "a.yaml": YAML, "a.YML": YAML, "a.json": JSON}.items():
         (tmp_path / name).write_text("\ufeff" + text, encoding="utf-8")
@@ -86,7 +91,7 @@ def test_unknown_keys_come_with_the_nearest_known_one() -> None:
         "learning_rate: unknown key; it belongs in train",
         "seed: unknown key; it belongs in data or train",
         "colour: unknown key; known here: name, kind, pool, priority, tags, model, lora, data, "
-        "rewards, rollout, train, staleness, eval, limits",
+        "rewards, rollout, train, staleness, eval, limits, retention",
     ]
 
 

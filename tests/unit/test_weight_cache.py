@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from offbeat.contracts.weights import VersionFile
 from offbeat.errors import IntegrityError, ObjectNotFoundError, UnavailableError
-from services.weight_proxy.cache import FileCache
+from offbeat.objects import StoredObject
+from services.weight_proxy.cache import IN_MEMORY_BYTES_MAX, FileCache
 
 
 class MemoryStore:
@@ -37,8 +39,16 @@ class MemoryStore:
     def size_bytes(self, key: str) -> int | None:
         return len(self.objects[key]) if key in self.objects else None
 
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        for key in self.list(prefix):
+            size_bytes, never = len(self.objects[key]), datetime.min.replace(tzinfo=UTC)
+            yield StoredObject(key=key, size_bytes=size_bytes, modified_at=never)
+
     def list(self, prefix: str) -> Iterator[str]:
         yield from sorted(key for key in self.objects if key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
 
 
 BODIES = {"a": b"a" * 40, "b": b"b" * 40, "c": b"c" * 40}
@@ -188,3 +198,22 @@ def test_a_file_larger_than_the_cache_is_refused(
     with pytest.raises(UnavailableError, match="CACHE_BYTES_MAX above 39"):
         asyncio.run(read(cache, "a"))
     assert count(reads) == 0
+
+
+def test_a_file_too_large_for_memory_is_checked_on_the_disk(
+    tmp_path: Path, store: MemoryStore, reads: Counter
+) -> None:
+    body = bytes(IN_MEMORY_BYTES_MAX + 1)
+    file = VersionFile(name="large", size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+    async def scenario() -> bytes:
+        cache = FileCache(tmp_path, store, 3 * len(body), reads)
+        store.objects["large"] = body[:-1] + b"x"
+        with pytest.raises(IntegrityError, match="but its manifest says"):
+            await cache.fetch("large", file)
+        store.objects["large"] = body
+        with await cache.open("large", file) as opened:
+            return opened.read()
+
+    assert asyncio.run(scenario()) == body
+    assert [path.name for path in tmp_path.iterdir()] == [file.sha256]
