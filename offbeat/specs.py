@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from offbeat import spec_problems
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import ProblemField
 from offbeat.errors import InvalidRequestError
+from offbeat.spec_secrets import secret_values
 
 FILE_BYTES_MAX = 16 * 2**20
 """As much as `POST /v1/runs` takes: an inline data set of 1,000 rows fits."""
@@ -103,7 +104,8 @@ def validate_spec(raw: object) -> RunSpec:
         raise _whole("the spec must be a table with the sections model, data, rewards and train")
     if _is_large(raw):
         raise _whole(f"has more than {VALUES_MAX:,} values: put the data in a file of its own")
-    odd = tuple(islice(_odd_values(raw, ()), spec_problems.PROBLEMS_MAX))
+    found = chain(_odd_values(raw, ()), secret_values(raw, ()))
+    odd = tuple(islice(found, spec_problems.PROBLEMS_MAX))
     if odd:
         raise InvalidSpecError(odd)
     try:

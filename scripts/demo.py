@@ -203,11 +203,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Watch a small model learn on this machine.")
     parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
     parser.add_argument("--spec", type=Path, default=EXAMPLE)
+    parser.add_argument("--vllm-python", type=Path, help="sample with the vLLM of this Python")
     arguments = parser.parse_args()
     console = Console()
     interrupt_on_signals()
     try:
-        run_demo(StackOptions(data_dir=arguments.data_dir), arguments.spec, console)
+        options = StackOptions(data_dir=arguments.data_dir, vllm_python=arguments.vllm_python)
+        run_demo(options, arguments.spec, console)
     except (StackError, subprocess.CalledProcessError) as error:
         console.print(f"[red]The demonstration did not finish:[/] {escape(str(error))}")
         return 1

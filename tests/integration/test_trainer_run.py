@@ -298,7 +298,7 @@ def test_rollouts_that_wait_for_the_next_step_are_fetched_beside_this_one(
 class CountingStore(S3ObjectStore):
     """A store that counts how often each object is read."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reads: Counter[str] = Counter()
 
