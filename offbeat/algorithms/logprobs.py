@@ -13,13 +13,12 @@ so the forward computes it while the probabilities are at hand, and the backward
 no logits are kept and none are computed twice.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.backends import mkldnn
 
 CHUNK_POSITIONS = 128
 """Positions whose logits exist at once: 128 x 152k float32 logits are 78 MB, twice."""
@@ -46,27 +45,22 @@ def completion_logprobs(
 
 
 def float_logits(hidden_ND: Tensor, head_VD: Tensor, out_NV: Tensor) -> Tensor:
-    """h W^T in `out_NV`, in its type. The factors convert exactly; a float32 copy of the whole head
-    would cost memory and no time would be won."""
+    """h W^T in `out_NV`, in its type.
+
+    The factors convert exactly; a float32 copy of the whole head would cost memory and win no time.
+    A CPU with bfloat16 units multiplies float32 factors that are bfloat16 numbers with them, and
+    adds in float32, so that nothing is lost there either.
+    """
     hidden_ND = hidden_ND.to(out_NV.dtype)
-    with _bfloat16_products(head_VD.dtype == torch.bfloat16):
+    products = "bf16" if head_VD.dtype == torch.bfloat16 else "none"
+    *_, before = mkldnn.set_flags(_fp32_precision=products)  # pyright: ignore[reportUnknownMemberType]
+    try:
         for start in range(0, len(head_VD), HEAD_ROWS):
             rows = slice(start, start + HEAD_ROWS)
             torch.mm(hidden_ND, head_VD[rows].to(out_NV.dtype).T, out=out_NV[:, rows])
-    return out_NV
-
-
-@contextmanager
-def _bfloat16_products(is_exact: bool) -> Iterator[None]:
-    """Let a CPU with bfloat16 units multiply float32 factors that are bfloat16 numbers: the sums
-    stay float32, so that nothing is lost. Elsewhere the setting changes nothing."""
-    setting: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16" if is_exact else before
-    try:
-        yield
     finally:
-        setting.fp32_precision = before
+        mkldnn.set_flags(_fp32_precision=before)  # pyright: ignore[reportUnknownMemberType]
+    return out_NV
 
 
 class _CompletionLogprobs(torch.autograd.Function):

@@ -10,7 +10,13 @@ import pytest
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.errors import UnavailableError
 from offbeat.models import load_tokenizer
-from services.generator.engines.base import Completion, SampleRequest, Sampling, never_cancelled
+from services.generator.engines.base import (
+    Completion,
+    SampleRequest,
+    Sampling,
+    never_cancelled,
+    not_heard,
+)
 from services.generator.models import BaseModel, BaseModels
 from services.generator.weights import RunPolicies
 
@@ -39,6 +45,7 @@ class IdleEngine:
         *,
         urgent: bool = False,
         check: Callable[[], None] = never_cancelled,
+        on_tokens: Callable[[Sequence[int]], None] = not_heard,
     ) -> list[list[Completion]]:
         raise UnavailableError("an idle engine")
 
