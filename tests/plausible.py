@@ -1,9 +1,8 @@
 """Results of jobs that nobody did: what a real worker might answer."""
 
 from offbeat import keys
+from offbeat.contracts.chat import ChatInput, ChatOutput
 from offbeat.contracts.jobs import (
-    ChatInput,
-    ChatOutput,
     EvaluateInput,
     EvaluateOutput,
     GenerateInput,

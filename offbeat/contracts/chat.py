@@ -25,6 +25,28 @@ class ChatMessage(Contract):
     content: Annotated[str, Field(max_length=CHAT_CHARS_MAX)]
 
 
+class ChatInput(Contract):
+    """Answer the last message of a conversation, piece by piece through the chat channel."""
+
+    kind: Literal["chat"] = "chat"
+    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, max_length=CHAT_MESSAGES_MAX)]
+    version: Annotated[int, Field(ge=0)] | None
+    """Exactly this version; none takes the newest at hand."""
+    max_tokens: Annotated[int, Field(ge=1, le=CHAT_TOKENS_MAX)] | None
+    """Of the answer; none takes as many as the run's rollouts may have."""
+    temperature: Annotated[float, Field(ge=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    stop: tuple[Annotated[str, Field(min_length=1)], ...]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class ChatOutput(Contract):
+    """What is kept of an answer."""
+
+    kind: Literal["chat"] = "chat"
+    completion_tokens: Annotated[int, Field(ge=0)]
+
+
 class ChatStarted(Contract):
     """The answer begins: who gives it."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.contracts.base import Contract
-from offbeat.contracts.chat import CHAT_MESSAGES_MAX, CHAT_TOKENS_MAX, ChatMessage
+from offbeat.contracts.chat import ChatInput, ChatOutput
 from offbeat.contracts.rollouts import GroupSummary
 from offbeat.contracts.weights import Manifest, Sha256
 
@@ -132,21 +132,6 @@ class ReplayInput(StepInput):
     kind: Literal["replay"] = "replay"
 
 
-class ChatInput(Contract):
-    """Answer the last message of a conversation, piece by piece through the chat channel."""
-
-    kind: Literal["chat"] = "chat"
-    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, max_length=CHAT_MESSAGES_MAX)]
-    version: Annotated[int, Field(ge=0)] | None
-    """Exactly this version; none takes the newest at hand."""
-    max_tokens: Annotated[int, Field(ge=1, le=CHAT_TOKENS_MAX)] | None
-    """Of the answer; none takes as many as the run's rollouts may have."""
-    temperature: Annotated[float, Field(ge=0)]
-    top_p: Annotated[float, Field(gt=0, le=1)]
-    stop: tuple[Annotated[str, Field(min_length=1)], ...]
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
-
-
 JobInput = Annotated[
     PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput | ReplayInput | ChatInput,
     Field(discriminator="kind"),
@@ -213,13 +198,6 @@ class ReplayOutput(Contract):
     version: Annotated[int, Field(ge=1)]
     published_sha256: Sha256
     recomputed_sha256: Sha256
-
-
-class ChatOutput(Contract):
-    """What is kept of an answer."""
-
-    kind: Literal["chat"] = "chat"
-    completion_tokens: Annotated[int, Field(ge=0)]
 
 
 JobOutput = Annotated[

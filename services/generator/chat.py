@@ -20,12 +20,13 @@ from offbeat.contracts.chat import (
     CHAT_TOKENS_MAX,
     ChatFailed,
     ChatFinished,
+    ChatInput,
     ChatMessage,
+    ChatOutput,
     ChatPiece,
     ChatStarted,
     ChatText,
 )
-from offbeat.contracts.jobs import ChatInput, ChatOutput
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.data.prompts import render_prompt
 from offbeat.data.rows import SourceRow

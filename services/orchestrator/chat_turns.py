@@ -13,8 +13,14 @@ from anyio import CancelScope, move_on_after
 from anyio.to_thread import run_sync
 
 from offbeat.chat_channel import BEGINNING
-from offbeat.contracts.chat import ChatFailed, ChatFinished, ChatPiece, ChatStarted, ChatText
-from offbeat.contracts.jobs import ChatInput
+from offbeat.contracts.chat import (
+    ChatFailed,
+    ChatFinished,
+    ChatInput,
+    ChatPiece,
+    ChatStarted,
+    ChatText,
+)
 from offbeat.errors import InvalidRequestError, UnavailableError
 from services.orchestrator.access import Caller, check_run
 from services.orchestrator.chats import Asked, begin, check_answering, give_up

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import ChatInput, JobKind, JobMessage, JobStatus, WorkerRole
+from offbeat.contracts.chat import ChatInput
+from offbeat.contracts.jobs import JobKind, JobMessage, JobStatus, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.errors import NotFoundError, RateLimitedError, UnavailableError
 from services.orchestrator.jobs import OPEN_JOBS, add_job

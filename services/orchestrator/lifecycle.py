@@ -8,8 +8,8 @@ from offbeat.contracts.runs import EventLevel, RunStatus
 from services.orchestrator.groups import drop_groups, find_groups
 from services.orchestrator.jobs import OPEN_JOBS, requeue
 from services.orchestrator.run_state import GroupStatus, RunAction
-from services.orchestrator.runs import next_status
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
+from services.orchestrator.status import next_status
 from services.orchestrator.store import add_event
 
 OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)

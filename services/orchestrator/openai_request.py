@@ -23,9 +23,9 @@ from offbeat.contracts.chat import (
     CHAT_CHARS_MAX,
     CHAT_MESSAGES_MAX,
     CHAT_TOKENS_MAX,
+    ChatInput,
     ChatMessage,
 )
-from offbeat.contracts.jobs import ChatInput
 
 SEED_BITS = 63
 STOPS_MAX = 16

@@ -11,8 +11,8 @@ Bytes are added up from what workers report at each completion; the store is nev
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from offbeat.contracts.chat import ChatOutput
 from offbeat.contracts.jobs import (
-    ChatOutput,
     EvaluateOutput,
     GenerateOutput,
     InitOutput,

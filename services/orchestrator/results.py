@@ -4,8 +4,8 @@ from pydantic import TypeAdapter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from offbeat.contracts.chat import ChatOutput
 from offbeat.contracts.jobs import (
-    ChatOutput,
     EvaluateOutput,
     GenerateOutput,
     InitOutput,

@@ -1,7 +1,6 @@
 """Who decides: the life of a run as pure functions.
 
-    next_commands(run) -> commands        what to start, drop or end now, given all that is known
-    next_status(status, action) -> status what a user's or the system's action does to the status
+    next_commands(run) -> commands    what to start, drop or end now, given all that is known
 
 Nothing here reads a clock, a database or a queue; `scheduler.py` loads a `RunState`, asks, and
 carries out the commands in one transaction. Asking twice with the same state gives the same
@@ -9,11 +8,10 @@ commands, and once they are carried out the state asks for nothing more: any cra
 costs a repetition.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from offbeat.contracts.jobs import JobKind, WorkerRole
 from offbeat.contracts.runs import RunStatus
-from offbeat.errors import ConflictError
 from services.orchestrator.admission import capacity_groups, job_sizes
 from services.orchestrator.run_state import (
     Command,
@@ -33,48 +31,8 @@ FIRST_REPORT_S = 20.0
 """A fleet that is started together with a run has so long to report, before it is missed."""
 GENERATION_FAILURES_MAX = 5
 """Generate jobs in a row without a result after which a run is not worth going on with."""
-
-
 ZERO_VARIANCE = "zero_variance"
 """The reason with which dynamic sampling drops a group."""
-
-
-_Q, _R, _P = RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.PAUSED
-_S, _F, _C = RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED
-
-TRANSITIONS: Mapping[tuple[RunStatus, RunAction], RunStatus] = {
-    (_Q, RunAction.START): _R,
-    (_Q, RunAction.PAUSE): _P,
-    (_Q, RunAction.CANCEL): _C,
-    (_Q, RunAction.FAIL): _F,
-    (_R, RunAction.PAUSE): _P,
-    (_R, RunAction.CANCEL): _C,
-    (_R, RunAction.SUCCEED): _S,
-    (_R, RunAction.FAIL): _F,
-    (_P, RunAction.RESUME): _R,
-    (_P, RunAction.CANCEL): _C,
-    (_P, RunAction.FAIL): _F,
-    (_F, RunAction.RETRY): _R,
-    (_C, RunAction.RETRY): _R,
-    # Repeating what is already so is no mistake: a client may not have seen the first answer.
-    (_P, RunAction.PAUSE): _P,
-    (_R, RunAction.RESUME): _R,
-    (_R, RunAction.RETRY): _R,
-    (_C, RunAction.CANCEL): _C,
-}
-
-
-def next_status(status: RunStatus, action: RunAction) -> RunStatus:
-    """The status after the action; `ConflictError` names the actions that are possible."""
-    try:
-        return TRANSITIONS[status, action]
-    except KeyError:
-        possible = sorted(a for s, a in TRANSITIONS if s is status and a in USER_ACTIONS)
-        hint = f"it can be: {', '.join(possible)}" if possible else "it cannot be changed any more"
-        raise ConflictError(f"a run that is {status} cannot {action}; {hint}") from None
-
-
-USER_ACTIONS = (RunAction.PAUSE, RunAction.RESUME, RunAction.CANCEL, RunAction.RETRY)
 
 
 def next_commands(run: RunState) -> list[Command]:

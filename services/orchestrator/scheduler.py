@@ -28,9 +28,10 @@ from services.orchestrator.leadership import Leadership
 from services.orchestrator.leases import end_attempt
 from services.orchestrator.quotas import jobs_left
 from services.orchestrator.run_state import RunAction
-from services.orchestrator.runs import missing_role, next_commands, next_status
+from services.orchestrator.runs import missing_role, next_commands
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.state import alive_workers, load_state
+from services.orchestrator.status import next_status
 from services.orchestrator.store import Store, add_event, lock_run
 
 log = structlog.get_logger(__name__)

@@ -10,8 +10,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from offbeat import keys
+from offbeat.contracts.chat import ChatInput
 from offbeat.contracts.jobs import (
-    ChatInput,
     EvaluateInput,
     GenerateInput,
     JobInput,

@@ -12,8 +12,15 @@ from sqlalchemy import func, select
 
 from offbeat.chat_channel import ChatSpeaker
 from offbeat.client import OffbeatClient
-from offbeat.contracts.chat import ChatFinished, ChatMessage, ChatStarted, ChatText
-from offbeat.contracts.jobs import ChatInput, ChatOutput, JobKind, JobMessage, JobStatus
+from offbeat.contracts.chat import (
+    ChatFinished,
+    ChatInput,
+    ChatMessage,
+    ChatOutput,
+    ChatStarted,
+    ChatText,
+)
+from offbeat.contracts.jobs import JobKind, JobMessage, JobStatus
 from offbeat.contracts.leases import CompleteRequest, FailRequest, Lease, LeaseRequest
 from offbeat.contracts.runs import RunStatus
 from offbeat.objects import S3ObjectStore

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from offbeat.contracts.chat import CHAT_CHARS_MAX, CHAT_TOKENS_MAX, ChatMessage
-from offbeat.contracts.jobs import ChatInput
+from offbeat.contracts.chat import CHAT_CHARS_MAX, CHAT_TOKENS_MAX, ChatInput, ChatMessage
 from services.orchestrator.openai_request import ChatRequest, split_model
 
 USER = {"role": "user", "content": "hello"}

@@ -31,7 +31,8 @@ from services.orchestrator.run_state import (
     RunState,
     Train,
 )
-from services.orchestrator.runs import GENERATION_FAILURES_MAX, next_commands, next_status
+from services.orchestrator.runs import GENERATION_FAILURES_MAX, next_commands
+from services.orchestrator.status import next_status
 from tests.specs import spec
 
 ENDING_STEPS_MAX = 2000

@@ -21,11 +21,10 @@ from services.orchestrator.run_state import (
 )
 from services.orchestrator.runs import (
     GENERATION_FAILURES_MAX,
-    TRANSITIONS,
     missing_role,
     next_commands,
-    next_status,
 )
+from services.orchestrator.status import TRANSITIONS, next_status
 from tests.specs import spec
 
 STEP = {"group_size": 2, "groups_per_step": 2}
