@@ -33,6 +33,7 @@ def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> T
         rollouts=RolloutFetcher(store),
         published_hash=published_hashes(proxy),
         memory=Memory(lambda _: model, torch.device("cpu")),
+        parent_wait_s=0.0,
     )
 
 

@@ -35,14 +35,14 @@ def measure(task: StepTask) -> StepMeasurement:
         stopwatch.start()
         state = _step(policy, state, groups, spec, step)
         stopwatch.stop()
-    rows = StepBatch.of_groups(groups, spec).rows()
+    forwarded = micro_batches(StepBatch.of_groups(groups, spec), spec, policy.device)
     return StepMeasurement(
         seconds=stopwatch.seconds,
         cpu_seconds=stopwatch.cpu_seconds,
         loaded_bytes=loaded_bytes,
         peak_bytes=memory_bytes("VmHWM"),
-        forwarded_tokens=sum(row.num_tokens for row in rows),
-        scored_tokens=sum(len(one.ids) for row in rows for one in row.completions),
+        forwarded_tokens=sum(int((batch.segments_BT >= 0).sum()) for batch in forwarded),
+        scored_tokens=sum(len(batch.targets_N) for batch in forwarded),
     )
 
 

@@ -18,8 +18,6 @@ from services.trainer.state import TrainerState
 
 log = structlog.get_logger(__name__)
 
-PARENT_WAIT_S = 120.0
-"""How long another trainer may take to hand in the version that a step starts from."""
 POLL_WAIT_S = 5.0
 
 
@@ -31,7 +29,7 @@ def parent_version(context: JobContext, trainer: Trainer, version: int) -> Manif
     if sealed := trainer.memory.sealed(run_id, version):
         return sealed
     log.info("Waiting for the version to start from.", version=version)
-    deadline = time.monotonic() + PARENT_WAIT_S
+    deadline = time.monotonic() + trainer.parent_wait_s
     while time.monotonic() < deadline:
         context.check()
         if trainer.proxy.wait_for_newer(run_id, version - 1, POLL_WAIT_S):

@@ -43,6 +43,8 @@ class Trainer:
     rollouts: RolloutFetcher
     published_hash: Callable[[str, int], str | None]
     memory: Memory
+    parent_wait_s: float = 120.0
+    """How long another trainer may take to hand in the version that a step starts from."""
 
 
 @dataclass(frozen=True, kw_only=True)

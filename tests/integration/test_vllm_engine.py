@@ -227,7 +227,7 @@ def test_an_engine_that_dies_fails_what_is_in_flight(setting: Setting) -> None:
     setting.fake.hangs = True
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(setting.engine.generate, REQUESTS, "run-v0", SAMPLED)
-        wait_until(lambda: setting.fake.running == 4)
+        wait_until(lambda: setting.fake.running == 4 or working.done())
         setting.fake.is_dead, setting.fake.hangs = True, False
         with pytest.raises(UnavailableError, match="EngineCore encountered an issue"):
             working.result()
