@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.backends import mkldnn
 
-CHUNK_POSITIONS = 128
-"""Positions whose logits exist at once: 128 x 152k float32 logits are 78 MB, twice."""
+CHUNK_POSITIONS = 64
+"""Positions whose logits exist at once: 64 x 152k float32 logits are 39 MB, twice."""
 HEAD_ROWS = 2048
 """Rows of the head that are converted at once: 2048 x 8k in float32 are 67 MB."""
 
