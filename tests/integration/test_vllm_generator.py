@@ -64,6 +64,8 @@ class Jobs:
 
         @app.post("/internal/jobs/{job_id}/lease")
         async def lease(job_id: str) -> Response:
+            if job_id not in self.leases:  # a message that an earlier test has left behind
+                return Response(status_code=404)
             return Response(self.leases[job_id].model_dump_json(), media_type="application/json")
 
         @app.post("/internal/jobs/{job_id}/heartbeat")
@@ -193,7 +195,7 @@ def test_a_job_goes_from_the_queue_through_vllm_to_its_rows(
         expected = reference.logprobs(row.prompt_ids, row.completion_ids)
         assert row.logprobs == pytest.approx(expected, abs=1e-4)
     asked = [body for body in fake.bodies if body["prompt"] == [40, 41, 42]]
-    assert [(body["model"], body["seed"]) for body in asked] == [
+    assert sorted((body["model"], body["seed"]) for body in asked) == [
         (f"{run_id}-v1", seed) for seed in (10, 11, 12)
     ]
     assert {str(event["kind"]) for event in jobs.events} == {"version_served"}
