@@ -1,15 +1,17 @@
 """A real orchestrator for tests: SQLite or PostgreSQL, Valkey, S3, uvicorn; and a worker that a
 test plays by hand."""
 
+import base64
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import Empty
-from typing import Any
+from typing import Any, cast
 
 import httpx
+import redis
 from celery import Celery
 from fastapi import FastAPI
 from pydantic import SecretStr
@@ -163,17 +165,17 @@ class Hand:
         )
 
     def message(self, role: WorkerRole, wait_s: float = MESSAGE_WAIT_S) -> JobMessage | None:
-        """The next message of the role's queue, acknowledged at once; None when none comes."""
-        with self.orchestrator.celery.connection_for_read() as connection:
-            queue = connection.SimpleQueue(queue_name(role, self.pool))
-            try:
-                message = queue.get(block=True, timeout=wait_s)
-            except Empty:
-                return None
-            finally:
-                queue.close()
-            message.ack()
-            return JobMessage.model_validate(message.payload[1])
+        """The next message of the role's queue, taken off at once; None when none comes.
+
+        It is read from Valkey itself: closing a consumer in the middle of its wait may hang.
+        """
+        with redis.Redis.from_url(self.orchestrator.celery.conf.broker_url) as broker:
+            taken = broker.brpop([queue_name(role, self.pool)], timeout=wait_s)
+        if taken is None:
+            return None
+        _, message = cast(tuple[bytes, bytes], taken)
+        _, arguments, _ = json.loads(base64.b64decode(json.loads(message)["body"]))
+        return JobMessage.model_validate(arguments)
 
     def lease(self, role: WorkerRole, wait_s: float = MESSAGE_WAIT_S) -> Lease | None:
         """Take the next message and lease its job."""
