@@ -11,15 +11,14 @@ Axes: T tokens of a row, P of its prompt, S completions in it, C tokens of the l
 H query heads, K key heads, G = H / K; D head size, N completion tokens of the row.
 """
 
-import inspect
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.models.llama import modeling_llama
+
+from offbeat.attention import has_plain_attention
 
 PACKED = "offbeat_packed"
 
@@ -57,14 +56,9 @@ def _layout(segments_T: Tensor) -> RowLayout:
 
 
 def use_packed_attention(model: PreTrainedModel) -> bool:
-    """Switch a model to packed attention if its own eager attention is the plain one.
-
-    Plain means word for word Llama's, as in most families; one with a soft cap or with sinks keeps
-    its own. Returns whether it was switched: every forward then needs `layouts=`.
-    """
-    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
-    plain = modeling_llama.eager_attention_forward
-    if own is None or inspect.getsource(own) != inspect.getsource(plain):
+    """Switch a model to packed attention if its own is the plain one, and say whether it was
+    switched: every forward then needs `layouts=`."""
+    if not has_plain_attention(model):
         return False
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, _no_mask)

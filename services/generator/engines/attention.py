@@ -6,27 +6,19 @@ rows of one product. Axes: B samples, H query heads, K key heads, G = H / K, Q q
 tokens, D head size.
 """
 
-import inspect
-import sys
-
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
-from transformers.models.llama import modeling_llama
+
+from offbeat.attention import has_plain_attention
 
 GROUPED = "offbeat_grouped"
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Switch a model to grouped attention if its own eager attention is the plain one.
-
-    Plain means word for word Llama's, as in most families; one with a soft cap or with sinks keeps
-    its own.
-    """
-    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
-    plain = modeling_llama.eager_attention_forward
-    if own is None or inspect.getsource(own) != inspect.getsource(plain):
+    """Switch a model to grouped attention if its own is the plain one."""
+    if not has_plain_attention(model):
         return
     AttentionInterface.register(GROUPED, grouped_attention)
     AttentionMaskInterface.register(GROUPED, eager_mask)
