@@ -1,7 +1,7 @@
 """Jobs in the database: how one is made and how it is made to wait for another turn."""
 
 from pydantic import TypeAdapter
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobInput, JobKind, JobStatus
@@ -30,15 +30,16 @@ def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: fl
     return row.id
 
 
-def next_steps(session: Session) -> dict[str, int]:
+def next_steps(session: Session, *conditions: ColumnElement[bool]) -> dict[str, int]:
     """Of each run the first train job, by `seq`, that is open and not computed: the one whose
-    parent is known. Later ones wait for it."""
+    parent is known. Later ones wait for it. Only runs that meet the conditions are looked at."""
     rows = session.execute(
         select(JobRow.run_id, func.min(JobRow.seq))
         .where(
             JobRow.kind == JobKind.TRAIN,
             JobRow.status.in_(OPEN_JOBS),
             JobRow.computed_at.is_(None),
+            *conditions,
         )
         .group_by(JobRow.run_id)
     )

@@ -56,7 +56,7 @@ def lease(
     if run.status is not RunStatus.RUNNING and job.kind not in ASKED_KINDS:
         raise LeaseLostError(f"run {run.id} is {run.status}")
     held_by_caller = job.status is JobStatus.LEASED and job.worker_id == request.worker_id
-    if job.kind is JobKind.TRAIN and job.seq > next_steps(session)[run.id]:
+    if job.kind is JobKind.TRAIN and job.seq > next_steps(session, JobRow.run_id == run.id)[run.id]:
         raise LeaseLostError(f"the step before that of job {job_id} is not computed yet")
     if job.attempt != request.attempt or not (job.status is JobStatus.QUEUED or held_by_caller):
         raise LeaseLostError(
@@ -187,11 +187,12 @@ def _waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:
     """What a trainer may fetch beside its step."""
     if job.kind is not JobKind.TRAIN:
         return ()
-    ready = find_groups(
-        session, GroupRow.run_id == job.run_id, GroupRow.status == GroupStatus.READY
+    ready = session.scalars(
+        select(GroupRow.rollouts_key)
+        .where(GroupRow.run_id == job.run_id, GroupRow.status == GroupStatus.READY)
+        .order_by(GroupRow.index)
     )
-    keys = dict.fromkeys(group.rollouts_key for group in ready if group.rollouts_key)
-    return tuple(keys)[:WAITING_ROLLOUTS_MAX]
+    return tuple(dict.fromkeys(key for key in ready if key is not None))[:WAITING_ROLLOUTS_MAX]
 
 
 def _lock_job(session: Session, job_id: str) -> tuple[RunRow, JobRow]:

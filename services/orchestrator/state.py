@@ -1,9 +1,12 @@
 """What is known of a run, read from the database in the form that `runs.next_commands` takes."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, JobStatus, WorkerRole
+from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
 from services.orchestrator.dispatch import Lane
 from services.orchestrator.groups import count_groups, find_groups
@@ -18,19 +21,9 @@ WORKER_LOST_S = 20.0
 def load_state(session: Session, run: RunRow, now: float) -> RunState:
     """Everything that `next_commands` needs to know of a run."""
     spec = RunSpec.model_validate_json(run.spec)
-    open_jobs = session.execute(
-        select(JobRow.kind, func.count())
-        .where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
-        .group_by(JobRow.kind)
+    open_jobs = session.scalars(
+        select(JobRow).where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
     ).all()
-    computed_steps = session.scalar(
-        select(func.count()).where(
-            JobRow.run_id == run.id,
-            JobRow.kind == JobKind.TRAIN,
-            JobRow.status == JobStatus.LEASED,
-            JobRow.computed_at.is_not(None),
-        )
-    )
     groups = count_groups(session, run.id)
     ready = find_groups(session, GroupRow.run_id == run.id, GroupRow.status == GroupStatus.READY)
     evaluations = session.scalars(
@@ -45,15 +38,17 @@ def load_state(session: Session, run: RunRow, now: float) -> RunState:
         status=run.status,
         prepared=run.prompts_key is not None,
         version=run.version,
-        open_jobs=dict(open_jobs),
+        open_jobs=Counter(job.kind for job in open_jobs),
         evaluated=frozenset(_evaluated_version(body) for body in evaluations),
         generating=groups.get(GroupStatus.GENERATING, 0),
         training=groups.get(GroupStatus.TRAINING, 0),
-        computed_steps=computed_steps or 0,
+        computed_steps=sum(
+            job.kind is JobKind.TRAIN and job.computed_at is not None for job in open_jobs
+        ),
         ready=[_waiting_group(row) for row in ready],
         refilled=run.refilled,
         generation_failures=run.generation_failures,
-        oldest_generating=_oldest_generating(session, run.id),
+        oldest_generating=_oldest_generating(open_jobs),
         generators=workers.get((WorkerRole.GENERATOR, spec.pool), 0),
         trainers=workers.get((WorkerRole.TRAINER, spec.pool), 0),
         runtime_s=now - (run.active_since or now),
@@ -79,14 +74,8 @@ def alive_workers(session: Session, now: float) -> dict[Lane, int]:
     return {(role, pool): count for role, pool, count in rows}
 
 
-def _oldest_generating(session: Session, run_id: str) -> int | None:
-    bodies = session.scalars(
-        select(JobRow.input).where(
-            JobRow.run_id == run_id,
-            JobRow.kind == JobKind.GENERATE,
-            JobRow.status.in_(OPEN_JOBS),
-        )
-    )
+def _oldest_generating(open_jobs: Sequence[JobRow]) -> int | None:
+    bodies = [job.input for job in open_jobs if job.kind is JobKind.GENERATE]
     jobs = [INPUT.validate_json(body) for body in bodies]
     return min((job.min_version for job in jobs if isinstance(job, GenerateInput)), default=None)
 
