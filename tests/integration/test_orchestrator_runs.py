@@ -113,9 +113,8 @@ def computed(orchestrator: Orchestrator, held: Lease) -> HeartbeatReply:
     return orchestrator.worker.heartbeat(held.job_id, request)
 
 
-def test_the_next_step_begins_while_a_computed_one_is_handed_in(
-    orchestrator: Orchestrator, http: httpx.Client
-) -> None:
+def hold_a_step(orchestrator: Orchestrator, http: httpx.Client) -> tuple[Hand, Lease]:
+    """A run whose first step is leased while the groups of the second are there."""
     submit(http)
     hand = Hand(orchestrator)
     set_up(hand)
@@ -123,6 +122,13 @@ def test_the_next_step_begins_while_a_computed_one_is_handed_in(
     first = hand.lease(TRAINER)
     assert first is not None
     hand.work(GENERATOR)
+    return hand, first
+
+
+def test_the_next_step_begins_while_a_computed_one_is_handed_in(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    hand, first = hold_a_step(orchestrator, http)
     assert hand.message(TRAINER, wait_s=0.5) is None
     (waiting,) = computed(orchestrator, first).waiting_rollouts
     second = hand.lease(TRAINER)
@@ -138,13 +144,7 @@ def test_a_step_waits_again_when_the_hand_in_before_it_failed(
     orchestrator: Orchestrator, http: httpx.Client
 ) -> None:
     """Its message is void until the step before it is computed again."""
-    submit(http)
-    hand = Hand(orchestrator)
-    set_up(hand)
-    hand.work(GENERATOR)
-    first = hand.lease(TRAINER)
-    assert first is not None
-    hand.work(GENERATOR)
+    hand, first = hold_a_step(orchestrator, http)
     computed(orchestrator, first)
     message = hand.message(TRAINER)
     assert message is not None
