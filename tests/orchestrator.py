@@ -40,6 +40,9 @@ from tests.specs import spec_dict
 GENERATOR, TRAINER = WorkerRole.GENERATOR, WorkerRole.TRAINER
 MESSAGE_WAIT_S = 30.0
 """Far more than a message takes on a calm machine."""
+MESSAGE_LOST_S = 1e6
+"""On the test's clock. So a jump of the clock for another reason does not void the message that
+the test has just taken."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from offbeat.objects import S3ObjectStore
-from tests.orchestrator import Orchestrator, running_orchestrator
+from tests.orchestrator import MESSAGE_LOST_S, Orchestrator, running_orchestrator
 
 
 @pytest.fixture
@@ -18,7 +18,9 @@ def orchestrator(
     """On a clock that only the test moves on, once over SQLite and once over PostgreSQL."""
     with redis.Redis.from_url(valkey_url) as client:
         client.flushall()
-    with running_orchestrator(tmp_path, valkey_url, store, database_url=database_url) as running:
+    with running_orchestrator(
+        tmp_path, valkey_url, store, database_url=database_url, message_lost_s=MESSAGE_LOST_S
+    ) as running:
         yield running
 
 

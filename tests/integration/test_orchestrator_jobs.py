@@ -11,6 +11,7 @@ from offbeat.errors import LeaseLostError
 from offbeat.objects import S3ObjectStore
 from tests.orchestrator import (
     GENERATOR,
+    MESSAGE_LOST_S,
     TRAINER,
     Clock,
     Hand,
@@ -129,7 +130,7 @@ def test_an_emptied_broker_loses_nothing(
         wait_until(lambda: client.llen("generate.default") == 1)
         client.flushall()
     assert isinstance(orchestrator.clock, Clock)
-    orchestrator.clock.now += 16
+    orchestrator.clock.now += MESSAGE_LOST_S + 1
     orchestrator.scheduler.wake()
     lease = hand.lease(GENERATOR)
     assert lease is not None
