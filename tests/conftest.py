@@ -31,7 +31,7 @@ def run_part(part: parts.Part, log: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 @pytest.fixture(scope="session")

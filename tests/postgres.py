@@ -124,7 +124,7 @@ def _served(programs: Path, folder: Path, run_as: RunAs) -> Iterator[PostgresSer
         yield server
     finally:
         process.send_signal(2)  # SIGINT: end the sessions and stop
-        process.wait(timeout=30)
+        process.wait(timeout=60)
 
 
 def migrated_database(server: PostgresServer) -> str:

@@ -143,7 +143,7 @@ def test_stopping_to_watch_leaves_the_run_going(fake: FakeOrchestrator, url: str
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert said == f"Stopped watching; chain-sum goes on. Again: offbeat watch {RUN_ID}\n"
     assert fake.runs[0].status is RunStatus.RUNNING

@@ -1,13 +1,11 @@
 """Runs of equal priority on the same workers, and groups whose jobs fail."""
 
 from collections import Counter
-from contextlib import suppress
 
 import httpx
 from sqlalchemy import select
 
 from offbeat.contracts.jobs import GenerateInput
-from offbeat.errors import LeaseLostError
 from services.orchestrator.run_state import GroupStatus
 from services.orchestrator.schema import GroupRow
 from tests.orchestrator import (
@@ -42,11 +40,10 @@ def work_for(hand: Hand, seconds: float, length_s: dict[str, float]) -> Counter[
 
 
 def bring_to_version_0(hand: Hand, http: httpx.Client, run_id: str) -> None:
-    """In no time, as the clock has it; a message from before it moved may be taken for lost."""
+    """In no time, as the clock has it."""
     while http.get(f"/v1/runs/{run_id}").json()["progress"]["version"] is None:
         for role in (GENERATOR, TRAINER):
-            with suppress(LeaseLostError):
-                hand.work(role, wait_s=0.1)
+            hand.work(role, wait_s=0.1)
 
 
 def test_runs_get_the_same_worker_seconds_whatever_their_jobs_take(

@@ -62,7 +62,7 @@ def listening(service: str, environment: dict[str, str], log: Path) -> Iterator[
             yield port
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("service", ["orchestrator", "weight_proxy"])

@@ -333,7 +333,7 @@ def test_a_killed_process_comes_back_with_the_same_versions(
         with process(settings, tmp_path, port) as running:
             assert client.version(run_id, 0) == published
             running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=20) in (0, -signal.SIGTERM)
+            assert running.wait(timeout=60) in (0, -signal.SIGTERM)
     client.close()
 
 

@@ -43,7 +43,7 @@ class Broker:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 def tiny_spec(model: Path, **changes: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_a_process_that_ends_takes_the_stack_with_it(tmp_path: Path) -> None:
         text=True,
     ).stdout.split()
     subprocess.run(["kill", "-9", victim], check=True)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "weight_proxy ended with exit code -9. The last lines of" in errors
     left = subprocess.run(["pgrep", "-P", str(process.pid)], check=False, capture_output=True)

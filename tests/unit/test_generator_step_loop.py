@@ -101,4 +101,4 @@ def num_waiting(loop: StepLoop) -> int:
 
 def wait_for(loop: StepLoop, condition: Callable[[], bool]) -> None:
     with loop._changed:
-        assert loop._changed.wait_for(condition, timeout=10)
+        assert loop._changed.wait_for(condition, timeout=60)

@@ -28,7 +28,7 @@ class MemoryStore:
         self.objects[key] = body
 
     def get(self, key: str) -> bytes:
-        assert self.open_gate.wait(timeout=10)
+        assert self.open_gate.wait(timeout=60)
         if key not in self.objects:
             raise ObjectNotFoundError(f"no object under {key!r}")
         return self.objects[key]
