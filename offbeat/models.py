@@ -10,6 +10,7 @@ temporary folder and then renamed, one process at a time.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -83,6 +84,13 @@ def load_tokenizer(folder: Path, chat_template: str | None) -> "PreTrainedTokeni
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def max_positions(folder: Path) -> int | None:
+    """The tokens that a sequence of the model may have; None: no limit known."""
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
+    return config.get("max_position_embeddings", config.get("n_positions"))
 
 
 def _resolve(model: ModelSection, cache_dir: Path, store: S3ObjectStore | None) -> Path:

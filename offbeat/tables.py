@@ -1,6 +1,6 @@
-"""The two Parquet tables (zstd) and their rows: prompts, and rollouts.
+"""The Parquet tables (zstd) and their rows: prompts, examples of a supervised run, and rollouts.
 
-pandas, polars and DuckDB read both as they are. Free-form values (extra columns of a prompt) are
+pandas, polars and DuckDB read them as they are. Free-form values (extra columns of a prompt) are
 stored as JSON text, because their types differ from row to row.
 """
 
@@ -69,6 +69,62 @@ def decode_prompts(body: bytes) -> list[PromptRow]:
     ]
 
 
+EXAMPLES_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("ids", pa.list_(pa.int32())),
+        ("is_target", pa.list_(pa.bool_())),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleRow:
+    """What a supervised run trains on, rendered and tokenised once."""
+
+    example_id: str
+    """`<split>-<row>` of the source, as for prompts."""
+    ids: tuple[int, ...]
+    is_target: tuple[bool, ...]
+    """For each token, whether the loss is taken on it."""
+
+
+class ExampleTable:
+    """Examples in the compact form of their table; rows are made of those that are asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def take(self, rows: Sequence[int]) -> list[ExampleRow]:
+        """These rows, in this order."""
+        return [
+            ExampleRow(
+                example_id=row["example_id"],
+                ids=tuple(row["ids"]),
+                is_target=tuple(row["is_target"]),
+            )
+            for row in self._table.take(list(rows)).to_pylist()
+        ]
+
+
+def encode_examples(rows: Sequence[ExampleRow]) -> bytes:
+    """The rows as one Parquet object."""
+    columns = {
+        "example_id": [row.example_id for row in rows],
+        "ids": [row.ids for row in rows],
+        "is_target": [row.is_target for row in rows],
+    }
+    return _write(pa.Table.from_pydict(columns, schema=EXAMPLES_SCHEMA))
+
+
+def decode_examples(body: bytes) -> ExampleTable:
+    """The table of a Parquet object that `encode_examples` wrote."""
+    return ExampleTable(_read_table(body))
+
+
 def rollouts_schema(reward_names: Sequence[str]) -> pa.Schema:
     """One row a sample; `rewards` has one field for each part of the run's reward."""
     return pa.schema(
@@ -116,7 +172,11 @@ def _write(table: pa.Table) -> bytes:
 
 
 def _read(body: bytes) -> list[dict[str, Any]]:
+    return _read_table(body).to_pylist()
+
+
+def _read_table(body: bytes) -> pa.Table:
     try:
-        return pq.read_table(io.BytesIO(body)).to_pylist()
+        return pq.read_table(io.BytesIO(body))
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(f"not a readable Parquet object: {error}") from error

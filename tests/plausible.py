@@ -14,6 +14,8 @@ from offbeat.contracts.jobs import (
     PrepareOutput,
     ReplayInput,
     ReplayOutput,
+    TokenizeInput,
+    TokenizeOutput,
     TrainInput,
     TrainOutput,
 )
@@ -34,6 +36,15 @@ def plausible_output(lease: Lease, reward_std: float = 0.5) -> JobOutput:
                 num_prompts=8,
                 eval_prompts_key=keys.prompts(run, job, lease.attempt, "eval"),
                 num_eval_prompts=lease.spec.data.eval_size,
+            )
+        case TokenizeInput():
+            return TokenizeOutput(
+                prompts_key=keys.prompts(run, job, lease.attempt, "train"),
+                num_prompts=8,
+                eval_prompts_key=keys.prompts(run, job, lease.attempt, "eval"),
+                num_eval_prompts=lease.spec.data.eval_size,
+                num_target_tokens=40,
+                num_cut=1,
             )
         case InitInput():
             return InitOutput(manifest=plausible_manifest(lease, 0))
@@ -88,5 +99,13 @@ def plausible_manifest(lease: Lease, version: int) -> Manifest:
         alpha=4,
         target_modules=("q_proj",),
         canary=Canary(prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,)),
-        metrics={"reward": 0.25 * version, "sample/staleness_mean": 0.5} if version else {},
+        metrics=_metrics(lease, version),
     )
+
+
+def _metrics(lease: Lease, version: int) -> dict[str, float]:
+    if lease.spec.kind == "sft":
+        own = {"loss": 1 / version} if version else {}
+        is_validated = version in lease.spec.validated_versions
+        return {**own, **({"eval_loss": 4.0 - version} if is_validated else {})}
+    return {"reward": 0.25 * version, "sample/staleness_mean": 0.5} if version else {}

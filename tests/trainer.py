@@ -21,6 +21,7 @@ from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
 from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.run import init, train
+from services.trainer.sft_batch import ExampleFetcher
 
 PROMPT_IDS = (5, 6, 7, 8)
 
@@ -31,6 +32,7 @@ def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> T
         store=store,
         proxy=proxy,
         rollouts=RolloutFetcher(store),
+        examples=ExampleFetcher(store),
         published_hash=published_hashes(proxy),
         memory=Memory(lambda _: model, torch.device("cpu")),
         parent_wait_s=0.0,

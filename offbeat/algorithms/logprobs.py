@@ -13,7 +13,7 @@ so the forward computes it while the probabilities are at hand, and the backward
 no logits are kept and none are computed twice.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,35 @@ def completion_logprobs(
     `hidden_ND[n]` is the state that predicts `targets_N[n]`. Both results are float32, or
     float64 as the head; the entropy has no gradient.
     """
-    return _CompletionLogprobs.apply(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        hidden_ND, head_VD, targets_N, temperature, chunk_positions
+    scored = scored_targets(
+        hidden_ND, head_VD, targets_N, temperature=temperature, chunk_positions=chunk_positions
     )
+    return scored.logprobs_N, scored.entropy_N
+
+
+class ScoredTargets(NamedTuple):
+    """What the distributions say of the targets."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor
+    best_N: Tensor
+    """The most likely token of each distribution; empty where it was not asked for."""
+
+
+def scored_targets(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_positions: int = CHUNK_POSITIONS,
+    finds_best: bool = False,
+) -> ScoredTargets:
+    """As `completion_logprobs`; only the log-probabilities have a gradient."""
+    outputs: tuple[Tensor, ...] = _ScoredTargets.apply(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportAssignmentType]
+        hidden_ND, head_VD, targets_N, temperature, chunk_positions, finds_best
+    )
+    return ScoredTargets(*outputs)
 
 
 def float_logits(hidden_ND: Tensor, head_VD: Tensor, out_NV: Tensor) -> Tensor:
@@ -63,7 +89,7 @@ def float_logits(hidden_ND: Tensor, head_VD: Tensor, out_NV: Tensor) -> Tensor:
     return out_NV
 
 
-class _CompletionLogprobs(torch.autograd.Function):
+class _ScoredTargets(torch.autograd.Function):
     """`ctx` is Any because torch gives it no more precise type."""
 
     @staticmethod
@@ -74,9 +100,11 @@ class _CompletionLogprobs(torch.autograd.Function):
         targets_N: Tensor,
         temperature: float,
         chunk_positions: int,
-    ) -> tuple[Tensor, Tensor]:
+        finds_best: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(head_VD.dtype, torch.float32)
         logprobs_N, entropy_N = head_VD.new_empty(2, len(targets_N), dtype=dtype)
+        best_N = targets_N.new_empty(len(targets_N) if finds_best else 0)
         slope_ND = torch.empty_like(hidden_ND)
         # Fresh pages for every chunk would cost as much as the arithmetic on them.
         num_buffered = min(chunk_positions, len(targets_N))
@@ -88,6 +116,8 @@ class _CompletionLogprobs(torch.autograd.Function):
             float_logits(hidden_ND[part], head_VD, logits_CV)
             torch.log_softmax(logits_CV.div_(temperature), -1, out=logprobs_CV)
             logprobs_N[part] = logprobs_CV.gather(1, targets_C1)[:, 0]
+            if finds_best:
+                best_N[part] = logprobs_CV.argmax(1)
             probs_CV = torch.exp(logprobs_CV, out=logits_CV)
             entropy_N[part] = -logprobs_CV.mul_(probs_CV).sum(1)
             if ctx.needs_input_grad[0]:
@@ -96,8 +126,8 @@ class _CompletionLogprobs(torch.autograd.Function):
                 slope_CD = residual_CV.to(head_VD.dtype) @ head_VD
                 slope_ND[part] = slope_CD.div_(temperature)
         ctx.save_for_backward(slope_ND)
-        ctx.mark_non_differentiable(entropy_N)
-        return logprobs_N, entropy_N
+        ctx.mark_non_differentiable(entropy_N, best_N)
+        return logprobs_N, entropy_N, best_N
 
     @staticmethod
     @once_differentiable
@@ -107,4 +137,4 @@ class _CompletionLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (slope_ND,) = ctx.saved_tensors
         gradient_ND = (grad_outputs[0][:, None] * slope_ND).to(slope_ND.dtype)
-        return gradient_ND, None, None, None, None
+        return gradient_ND, None, None, None, None, None

@@ -11,7 +11,7 @@ The last prompt token predicts the first token of every completion.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 ROW_TOKENS_MAX = 2048
 """The mask is dense: in longer rows attention costs more than sharing the prompt saves."""
 PADDING = -1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBatch:
+class PackedTokens:
     """Rows side by side, padded to the longest; the targets of all rows in one list."""
 
     ids_BT: Tensor
@@ -55,6 +57,22 @@ class PackedBatch:
     predictors_N: Tensor
     """Index into the flattened B x T of the position that predicts each target."""
     targets_N: Tensor
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+    def allowed_B1TT(self) -> Tensor:
+        """True where a query (third axis) may see a key (fourth axis)."""
+        query_BT1, key_B1T = self.segments_BT[:, :, None], self.segments_BT[:, None, :]
+        visible_BTT = (query_BT1 == key_B1T) | (key_B1T == 0)
+        return visible_BTT.tril()[:, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch(PackedTokens):
+    """Groups, with every token of their completions a target."""
+
     samples_N: Tensor
     advantages_N: Tensor
     behaviour_logprobs_N: Tensor
@@ -68,9 +86,9 @@ class PackedBatch:
         samples_S = torch.tensor([one.sample for one in completions])
         advantages_S = torch.tensor([one.advantage for one in completions])
         return cls(
-            ids_BT=_padded([_ids(row) for row in rows], width, 0),
-            positions_BT=_padded([_positions(row) for row in rows], width, 0),
-            segments_BT=_padded([_segments(row) for row in rows], width, PADDING),
+            ids_BT=padded([_ids(row) for row in rows], width, 0),
+            positions_BT=padded([_positions(row) for row in rows], width, 0),
+            segments_BT=padded([_segments(row) for row in rows], width, PADDING),
             predictors_N=torch.tensor(
                 [place * width + at for place, row in enumerate(rows) for at in _predictors(row)]
             ),
@@ -81,16 +99,6 @@ class PackedBatch:
                 [logprob for one in completions for logprob in one.behaviour_logprobs]
             ),
         )
-
-    def to(self, device: torch.device) -> Self:
-        """The same batch on a device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in vars(self).items()})
-
-    def allowed_B1TT(self) -> Tensor:
-        """True where a query (third axis) may see a key (fourth axis)."""
-        query_BT1, key_B1T = self.segments_BT[:, :, None], self.segments_BT[:, None, :]
-        visible_BTT = (query_BT1 == key_B1T) | (key_B1T == 0)
-        return visible_BTT.tril()[:, None]
 
 
 def with_signal(groups: Sequence[Row]) -> list[Row]:
@@ -113,14 +121,22 @@ def pack(groups: Sequence[Row], token_budget: int) -> list[PackedBatch]:
     """
     row_tokens_max = min(token_budget, ROW_TOKENS_MAX)
     rows = [row for group in groups for row in _split(group, row_tokens_max)]
-    rows.sort(key=lambda row: row.num_tokens, reverse=True)
-    batches: list[list[Row]] = []
-    for row in rows:
-        if batches and (len(batches[-1]) + 1) * batches[-1][0].num_tokens <= token_budget:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
+    batches = side_by_side(rows, [row.num_tokens for row in rows], token_budget)
     return [PackedBatch.of_rows(batch) for batch in batches]
+
+
+def side_by_side(rows: Sequence[T], lengths: Sequence[int], token_budget: int) -> list[list[T]]:
+    """The rows in batches, the longest first, so that padding is short: each has at most
+    `token_budget` tokens, padding included, or a single row."""
+    batches: list[list[T]] = []
+    width = 0
+    for index in sorted(range(len(rows)), key=lambda index: lengths[index], reverse=True):
+        if batches and (len(batches[-1]) + 1) * width <= token_budget:
+            batches[-1].append(rows[index])
+        else:
+            batches.append([rows[index]])
+            width = lengths[index]
+    return batches
 
 
 def _split(group: Row, tokens_max: int) -> list[Row]:
@@ -160,5 +176,6 @@ def _predictors(row: Row) -> list[int]:
     return predictors
 
 
-def _padded(rows: Sequence[list[int]], width: int, filler: int) -> Tensor:
+def padded(rows: Sequence[list[int]], width: int, filler: int) -> Tensor:
+    """(B, T) The rows, each filled up to the width."""
     return torch.tensor([row + [filler] * (width - len(row)) for row in rows])

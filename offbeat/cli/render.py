@@ -107,8 +107,8 @@ def progress_line(run: RunView) -> Text:
     """`step 12/40  reward 0.53  version 12  staleness 1.0  182 tok/s  eta 3m10s`: what is known."""
     progress = run.progress
     words = [f"step {progress.step}/{progress.steps}"]
-    if progress.reward is not None:
-        words.append(f"reward {text.reward(progress.reward)}")
+    if run.headline_value is not None:
+        words.append(f"{run.headline} {text.reward(run.headline_value)}")
     if progress.version is not None:
         words.append(f"version {progress.version}")
     if progress.staleness_mean is not None:
@@ -124,8 +124,8 @@ def summary_line(run: RunView, now: datetime) -> Text:
     """How a run ended, in a line."""
     progress = run.progress
     words = f" after {text.duration(elapsed_s(run, now))}, step {progress.step}/{progress.steps}"
-    if progress.reward is not None:
-        words += f", reward {text.reward(progress.reward)}"
+    if run.headline_value is not None:
+        words += f", {run.headline} {text.reward(run.headline_value)}"
     if run.status_reason and run.status is not RunStatus.SUCCEEDED:
         words += f": {text.safe(run.status_reason)}"
     return Text.assemble((run.status, STATUS_STYLES[run.status]), words)
@@ -253,17 +253,33 @@ def spec_summary(spec: RunSpec) -> RenderableType:
 
 
 def _spec_fields(spec: RunSpec) -> dict[str, str]:
-    rollout, train = spec.rollout, spec.train
-    rewards = (f"{reward.label} × {text.number(reward.weight)}" for reward in spec.rewards)
     return {
         "model": f"{spec.model.id}, {spec.model.dtype}, LoRA rank {spec.lora.rank}",
         "data": f"{spec.data.source}: {_data(spec.data)}",
+        **(_sft_fields(spec) if spec.kind == "sft" else _grpo_fields(spec)),
+    }
+
+
+def _grpo_fields(spec: RunSpec) -> dict[str, str]:
+    rollout, train = spec.rollout, spec.train
+    rewards = (f"{reward.label} × {text.number(reward.weight)}" for reward in spec.rewards)
+    return {
         "rewards": " + ".join(rewards),
         "rollout": (
             f"{rollout.groups_per_step} groups × {rollout.group_size} samples a step, up to "
             f"{rollout.max_new_tokens} tokens, temperature {text.number(rollout.temperature)}"
         ),
         "train": f"{train.steps} steps, {train.loss}, learning rate {train.learning_rate:g}",
+    }
+
+
+def _sft_fields(spec: RunSpec) -> dict[str, str]:
+    train = spec.train
+    return {
+        "train": (
+            f"{train.steps} supervised steps of {spec.sft.batch_size} examples, "
+            f"learning rate {train.learning_rate:g}"
+        ),
     }
 
 

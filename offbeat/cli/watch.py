@@ -38,8 +38,8 @@ class Snapshot:
     """A run at one moment."""
 
     run: RunView
-    rewards: Mapping[int, float]
-    """The mean reward of each step so far."""
+    values: Mapping[int, float]
+    """The mean reward, or the loss, of each step so far."""
     events: Sequence[RunEvent]
     """New since the last snapshot; of those before the first one, only the last few."""
     waiting: bool = False
@@ -69,10 +69,10 @@ def snapshots(client: OffbeatClient, run: RunView) -> Iterator[Snapshot]:
 
     Raises `UnavailableError` when the service stays away longer than `OUTAGE_MAX_S`.
     """
-    series = client.metrics(run.id, ["reward"]).series.get("reward", ())
+    series = client.metrics(run.id, [run.headline]).series.get(run.headline, ())
     snapshot = Snapshot(
         run=run,
-        rewards={point.step: point.value for point in series},
+        values={point.step: point.value for point in series},
         events=tuple(deque(client.iter_events(run.id), EVENTS_SHOWN)),
     )
     after, answered_at = 0, time.monotonic()
@@ -94,9 +94,9 @@ def _next(client: OffbeatClient, last: Snapshot, after: int) -> Snapshot:
     # The status first: the events read after the end of a run are all there will be.
     run = client.run(last.run.id)
     events = tuple(islice(client.iter_events(run.id, after), EVENTS_PER_POLL))
-    reward = run.progress.reward
-    newest = {} if reward is None else {run.progress.step: reward}
-    return Snapshot(run=run, rewards={**last.rewards, **newest}, events=events)
+    value = run.headline_value
+    newest = {} if value is None else {run.progress.step: value}
+    return Snapshot(run=run, values={**last.values, **newest}, events=events)
 
 
 def _show_live(session: Session, seen: Iterator[Snapshot]) -> Iterator[Snapshot]:
@@ -109,7 +109,7 @@ def _show_live(session: Session, seen: Iterator[Snapshot]) -> Iterator[Snapshot]
 
 
 def frame(snapshot: Snapshot, recent: Iterable[RunEvent], now: datetime) -> RenderableType:
-    """The live view: title, bar, numbers, the reward's trend, and the last events."""
+    """The live view: title, bar, numbers, the trend of reward or loss, and the last events."""
     run, progress = snapshot.run, snapshot.run.progress
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
@@ -123,11 +123,10 @@ def frame(snapshot: Snapshot, recent: Iterable[RunEvent], now: datetime) -> Rend
         Text(text.duration(render.elapsed_s(run, now)), "dim"),
         Text(WAITING if snapshot.waiting else "", "yellow"),
     )
-    trend = Text.assemble(
-        (text.sparkline(list(snapshot.rewards.values())), "cyan"),
-        (f"  {progress.groups_generating} groups generating", "dim"),
-        (f", {progress.groups_ready} ready", "dim"),
-    )
+    trend = Text(text.sparkline(list(snapshot.values.values())), "cyan")
+    if run.spec.rewards:
+        groups = f"  {progress.groups_generating} groups generating, {progress.groups_ready} ready"
+        trend.append(groups, "dim")
     lines = [render.event_line(event, brief=True) for event in recent]
     return Group(render.run_title(run), bar, render.progress_line(run), trend, Text(), *lines)
 

@@ -5,21 +5,23 @@ the rest with the lease; only the attempt that holds the lease can complete the 
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from offbeat.contracts.base import Contract
+from offbeat.contracts.bounds import ByteCount, Count, Metrics, ObjectKey, Positive, Version
 from offbeat.contracts.chat import ChatInput, ChatOutput
 from offbeat.contracts.rollouts import GroupSummary
 from offbeat.contracts.weights import Manifest, Sha256
 
 
 class JobKind(StrEnum):
-    """The kinds of work. `prepare` and `init` happen once a run, `replay` and `chat` when a user
-    asks."""
+    """The kinds of work. `prepare` (in a supervised run `tokenize`) and `init` happen once a run,
+    `replay` and `chat` when a user asks."""
 
     PREPARE = "prepare"
+    TOKENIZE = "tokenize"
     INIT = "init"
     GENERATE = "generate"
     EVALUATE = "evaluate"
@@ -30,8 +32,10 @@ class JobKind(StrEnum):
     @property
     def role(self) -> "WorkerRole":
         """The kind of worker that does it."""
-        trains = self in (JobKind.INIT, JobKind.TRAIN, JobKind.REPLAY)
-        return WorkerRole.TRAINER if trains else WorkerRole.GENERATOR
+        return WorkerRole.TRAINER if self in TRAINER_KINDS else WorkerRole.GENERATOR
+
+
+TRAINER_KINDS = (JobKind.TOKENIZE, JobKind.INIT, JobKind.TRAIN, JobKind.REPLAY)
 
 
 class JobStatus(StrEnum):
@@ -67,11 +71,19 @@ class PrepareInput(Contract):
     kind: Literal["prepare"] = "prepare"
 
 
+class TokenizeInput(Contract):
+    """Read the data of a supervised run, check every row, render and tokenise the examples."""
+
+    kind: Literal["tokenize"] = "tokenize"
+
+
 class InitInput(Contract):
     """Publish version 0: the seeded initial adapter, whose B is zero."""
 
     kind: Literal["init"] = "init"
     prompts_key: str
+    """The prompts of the run, or its examples."""
+    eval_prompts_key: str | None = None
 
 
 class GroupRequest(Contract):
@@ -111,11 +123,28 @@ class ReadyGroup(Contract):
     adapter_sha256: Sha256
 
 
+class ExampleBatch(Contract):
+    """The examples of a step of a supervised run, and where its held-out ones lie."""
+
+    examples_key: str
+    rows: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    """Rows of that table."""
+    eval_examples_key: str | None
+
+
 class StepInput(Contract):
-    """One optimizer step from `base_version` to `base_version + 1` over the named groups."""
+    """One optimizer step from `base_version` to `base_version + 1`, over the named groups or, in a
+    supervised run, over the named examples."""
 
     base_version: Annotated[int, Field(ge=0)]
-    groups: Annotated[tuple[ReadyGroup, ...], Field(min_length=1)]
+    groups: tuple[ReadyGroup, ...] = ()
+    examples: ExampleBatch | None = None
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_data(self) -> Self:
+        if bool(self.groups) == (self.examples is not None):
+            raise ValueError("a step is over groups or over examples: name one of the two")
+        return self
 
 
 class TrainInput(StepInput):
@@ -133,21 +162,43 @@ class ReplayInput(StepInput):
 
 
 JobInput = Annotated[
-    PrepareInput | InitInput | GenerateInput | EvaluateInput | TrainInput | ReplayInput | ChatInput,
+    PrepareInput
+    | TokenizeInput
+    | InitInput
+    | GenerateInput
+    | EvaluateInput
+    | TrainInput
+    | ReplayInput
+    | ChatInput,
     Field(discriminator="kind"),
 ]
 
 
-class PrepareOutput(Contract):
-    """Where the prompts lie; row counts of both tables."""
+class PreparedData(Contract):
+    """Where the prompts lie, or the examples of a supervised run; row counts of both tables."""
+
+    prompts_key: ObjectKey
+    num_prompts: Positive
+    eval_prompts_key: ObjectKey | None
+    num_eval_prompts: Count
+    stored_bytes: ByteCount = 0
+    """What was put into the object store, for the project's quota."""
+
+
+class PrepareOutput(PreparedData):
+    """The prompts are ready."""
 
     kind: Literal["prepare"] = "prepare"
-    prompts_key: str
-    num_prompts: Annotated[int, Field(ge=1)]
-    eval_prompts_key: str | None
-    num_eval_prompts: Annotated[int, Field(ge=0)]
-    stored_bytes: Annotated[int, Field(ge=0)] = 0
-    """What was put into the object store, for the project's quota."""
+
+
+class TokenizeOutput(PreparedData):
+    """The examples are ready."""
+
+    kind: Literal["tokenize"] = "tokenize"
+    num_target_tokens: Count
+    """Tokens of the training examples that the loss is taken on."""
+    num_cut: Count
+    """Examples of both tables that `sft.max_length` has cut off."""
 
 
 class InitOutput(Contract):
@@ -161,12 +212,12 @@ class GenerateOutput(Contract):
     """One Parquet object with every group of the job."""
 
     kind: Literal["generate"] = "generate"
-    rollouts_key: str
+    rollouts_key: ObjectKey
     groups: tuple[GroupSummary, ...]
-    generated_tokens: Annotated[int, Field(ge=0)]
+    generated_tokens: Count
     generate_s: Annotated[float, Field(ge=0)]
     """Time in the engine."""
-    stored_bytes: Annotated[int, Field(ge=0)] = 0
+    stored_bytes: ByteCount = 0
     """What was put into the object store, for the project's quota."""
 
 
@@ -174,11 +225,11 @@ class EvaluateOutput(Contract):
     """Mean reward and accuracy on the held-out prompts."""
 
     kind: Literal["evaluate"] = "evaluate"
-    version: Annotated[int, Field(ge=0)]
-    rollouts_key: str
-    metrics: dict[str, float]
+    version: Version
+    rollouts_key: ObjectKey
+    metrics: Metrics
     """`eval/reward`, `eval/pass@1`, ... by name."""
-    stored_bytes: Annotated[int, Field(ge=0)] = 0
+    stored_bytes: ByteCount = 0
     """What was put into the object store, for the project's quota."""
 
 
@@ -195,13 +246,14 @@ class ReplayOutput(Contract):
     """The hashes of the adapter that was published and of the one that was made again."""
 
     kind: Literal["replay"] = "replay"
-    version: Annotated[int, Field(ge=1)]
+    version: Positive
     published_sha256: Sha256
     recomputed_sha256: Sha256
 
 
 JobOutput = Annotated[
     PrepareOutput
+    | TokenizeOutput
     | InitOutput
     | GenerateOutput
     | EvaluateOutput

@@ -1,15 +1,23 @@
 """What a user asks for: the run specification, version 1.
 
 Field names follow TRL and prime-rl where they have one. Every section but `model`, `data`,
-`rewards` and the number of training steps has defaults that work. Cross-field rules live in the
-validators below, so a spec that parses is a spec that can be run.
+`rewards` (or `lora`, in a supervised run) and the number of training steps has defaults that work.
+Cross-field rules live in the validators below, so a spec that parses is a spec that can be run.
 """
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from offbeat.contracts.base import Contract
+from offbeat.contracts.run_kinds import RunKind, SftSection, kind_complaint, rewards_complaint
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,63}$")]
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
@@ -325,7 +333,7 @@ class RunSpec(Contract):
     """A whole run. TOML, YAML and JSON have the same shape."""
 
     name: Name = "run"
-    kind: Literal["grpo"] = "grpo"
+    kind: RunKind = "grpo"
     pool: PoolName = "default"
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     tags: Annotated[dict[Name, Annotated[str, Field(max_length=256)]], Field(max_length=32)] = (
@@ -334,16 +342,30 @@ class RunSpec(Contract):
     model: ModelSection
     lora: LoraSection = LoraSection()
     data: DataSection
-    rewards: Annotated[tuple[RewardSection, ...], Field(min_length=1, max_length=32)]
+    rewards: Annotated[tuple[RewardSection, ...], Field(max_length=32)] = Field(
+        default=(), validate_default=True
+    )
     rollout: RolloutSection = RolloutSection()
+    sft: SftSection = SftSection()
     train: TrainSection
     staleness: StalenessSection = StalenessSection()
     eval: EvalSection = EvalSection()
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
 
+    @field_validator("rewards")
+    @classmethod
+    def _rewards_fit_kind(
+        cls, rewards: tuple[RewardSection, ...], info: ValidationInfo
+    ) -> tuple[RewardSection, ...]:
+        if complaint := rewards_complaint(info.data.get("kind"), bool(rewards)):
+            raise ValueError(complaint)
+        return rewards
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
+        if complaint := kind_complaint(self.kind, self):
+            raise ValueError(complaint)
         labels = [reward.label for reward in self.rewards]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
@@ -359,7 +381,17 @@ class RunSpec(Contract):
 
     @property
     def eval_versions(self) -> tuple[int, ...]:
-        """The policy versions to evaluate: before the first step, every N steps, after the last."""
+        """The policy versions that are evaluated by jobs of their own, on samples."""
+        return self._evaluated_versions if self.kind == "grpo" else ()
+
+    @property
+    def validated_versions(self) -> tuple[int, ...]:
+        """The policy versions whose validation loss belongs to the step that makes them."""
+        return self._evaluated_versions if self.kind == "sft" else ()
+
+    @property
+    def _evaluated_versions(self) -> tuple[int, ...]:
+        """Before the first step, every N steps, after the last."""
         every = self.eval.every_steps
         if not every:
             return ()

@@ -1,5 +1,6 @@
 """What a user reads: views of runs, events, metrics, checkpoints and workers."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Generic, Literal, TypeVar
@@ -10,9 +11,12 @@ from offbeat.contracts.base import Contract
 from offbeat.contracts.jobs import JobStatus
 from offbeat.contracts.leases import WorkerReport
 from offbeat.contracts.projects import DEFAULT_PROJECT
+from offbeat.contracts.run_kinds import RunKind
 from offbeat.contracts.run_spec import RunSpec
 
 T = TypeVar("T")
+
+HEADLINES: Mapping[RunKind, Literal["reward", "loss"]] = {"grpo": "reward", "sft": "loss"}
 
 
 class RunStatus(StrEnum):
@@ -48,6 +52,7 @@ class RunProgress(Contract):
     version: int | None
     """The newest published version; none before version 0."""
     reward: float | None
+    loss: float | None = None
     staleness_mean: float | None
     generated_tokens_per_s: float | None
     groups_generating: int
@@ -71,6 +76,16 @@ class RunView(Contract):
     finished_at: datetime | None
     progress: RunProgress
     spec: RunSpec
+
+    @property
+    def headline(self) -> str:
+        """The series that says how the run goes: `reward` or `loss`, also by `progress`."""
+        return HEADLINES[self.spec.kind]
+
+    @property
+    def headline_value(self) -> float | None:
+        """Its newest value."""
+        return self.progress.loss if self.headline == "loss" else self.progress.reward
 
 
 class EventLevel(StrEnum):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offbeat.contracts.run_spec import GymTask, ReasoningGymData
 from offbeat.data.gym_entry import ENTRY_COLUMN, GymEntry
-from offbeat.data.rows import SourceRow, checked_row
+from offbeat.data.rows import RowReader, SourceRow, checked_row
 from offbeat.errors import InvalidDataError, PermanentJobError
 from offbeat.spec_problems import nearest
 
@@ -31,11 +31,11 @@ def training_size(section: ReasoningGymData) -> int:
     return section.size or SIZE_DEFAULT
 
 
-def gym_rows(section: ReasoningGymData) -> Iterator[SourceRow]:
+def gym_rows(section: ReasoningGymData, read: RowReader = checked_row) -> Iterator[SourceRow]:
     """Rows of the mixture, lazily: up to `ROUNDS_MAX` times as many as the section asks for."""
     if not is_installed():
         raise PermanentJobError(
-            "reasoning-gym is not installed on this generator: pip install 'offbeat[worker]'"
+            "reasoning-gym is not installed on this worker: pip install 'offbeat[worker]'"
         )
     check_tasks(section.tasks)
     weights = [task.weight for task in section.tasks]
@@ -48,7 +48,7 @@ def gym_rows(section: ReasoningGymData) -> Iterator[SourceRow]:
         ]
         for position in range(round_size):
             task = choices.choices(round_tasks, weights)[0]
-            yield _row(number * round_size + position, task, task.entry(position))
+            yield _row(number * round_size + position, task, task.entry(position), read)
 
 
 def check_tasks(tasks: Sequence[GymTask]) -> None:
@@ -98,7 +98,7 @@ class _RoundTask:
         return GymEntry(task=self.task.name, config=self.task.config, entry=entry)
 
 
-def _row(index: int, task: _RoundTask, made: GymEntry) -> SourceRow:
+def _row(index: int, task: _RoundTask, made: GymEntry, read: RowReader) -> SourceRow:
     values = {
         "prompt": made.entry["question"],
         "answer": made.entry["answer"],
@@ -106,7 +106,7 @@ def _row(index: int, task: _RoundTask, made: GymEntry) -> SourceRow:
         ENTRY_COLUMN: made.to_literal(),
     }
     place = f"row {index} ({task.task.name})"
-    return checked_row(index=index, place=place, values=values, prompt_field="prompt")
+    return read(index=index, place=place, values=values, prompt_field="prompt")
 
 
 def _create(task: GymTask, *, seed: int, size: int) -> "ProceduralDataset":

@@ -4,18 +4,20 @@ from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 
 from offbeat.contracts.run_spec import HuggingFaceData
-from offbeat.data.rows import SourceRow, checked_row
+from offbeat.data.rows import RowReader, SourceRow, checked_row
 from offbeat.errors import InvalidDataError, PermanentJobError, UnavailableError
 
 
-def huggingface_rows(section: HuggingFaceData) -> Iterator[SourceRow]:
+def huggingface_rows(
+    section: HuggingFaceData, read: RowReader = checked_row
+) -> Iterator[SourceRow]:
     """The rows of the split, in order."""
     try:
         import datasets
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise PermanentJobError(
-            'the source "huggingface" needs the package `datasets` on the generators: '
+            'the source "huggingface" needs the package `datasets` on the workers: '
             "pip install 'offbeat[huggingface]'"
         ) from error
     datasets.disable_progress_bars()
@@ -25,10 +27,10 @@ def huggingface_rows(section: HuggingFaceData) -> Iterator[SourceRow]:
             table = datasets.load_dataset(section.dataset, split=section.split, cache_dir=folder)
         except ConnectionError as error:
             raise UnavailableError(
-                f"{name}: the hub does not answer ({error}): give the generators a way to it, or "
+                f"{name}: the hub does not answer ({error}): give the workers a way to it, or "
                 "write the rows to a Parquet file and use that"
             ) from error
         except (OSError, ValueError, DatasetsError) as error:
             raise InvalidDataError(f"{name} cannot be loaded: {error}") from error
         for index, values in enumerate(table):
-            yield checked_row(index=index, values=dict(values), prompt_field=section.prompt_field)
+            yield read(index=index, values=dict(values), prompt_field=section.prompt_field)

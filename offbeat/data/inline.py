@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from offbeat.contracts.run_spec import InlineData
-from offbeat.data.rows import SourceRow, checked_row
+from offbeat.data.rows import RowReader, SourceRow, checked_row
 
 
-def inline_rows(section: InlineData) -> Iterator[SourceRow]:
+def inline_rows(section: InlineData, read: RowReader = checked_row) -> Iterator[SourceRow]:
     """The rows of `data.rows`, in order."""
     for index, values in enumerate(section.rows):
-        yield checked_row(index=index, values=values, prompt_field=section.prompt_field)
+        yield read(index=index, values=values, prompt_field=section.prompt_field)

@@ -1,6 +1,7 @@
 """From rows to prompts as the model sees them: rendered by the chat template, tokenised once."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -45,21 +46,45 @@ def render_prompt(
     if tokenizer.chat_template is None:
         text = _plain_text(row, section.system_prompt)
         return RenderedPrompt(text=text, ids=tuple(tokenizer(text, verbose=False).input_ids))
+    messages = conversation(row, section.system_prompt)
+    with explained(row.place):
+        text = render_chat(tokenizer, messages, add_generation_prompt=True)
+    return RenderedPrompt(text=text, ids=rendered_ids(tokenizer, text))
+
+
+def render_chat(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    """The text of a chat; with `add_generation_prompt` it is the assistant's turn at the end."""
+    rendered = tokenizer.apply_chat_template(
+        cast(list[dict[str, str]], messages),
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+    )
+    return cast(str, rendered)
+
+
+def rendered_ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
+    """The tokens of a text that a chat template wrote, special tokens included.
+
+    `apply_chat_template` itself goes on like this.
+    """
+    return tuple(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+@contextmanager
+def explained(place: str) -> Iterator[None]:
+    """Turn what a chat template raises into an `InvalidDataError` about the row."""
     try:
-        rendered = tokenizer.apply_chat_template(
-            cast(list[dict[str, str]], _conversation(row, section.system_prompt)),
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        yield
     except TEMPLATE_ERRORS as error:
         raise InvalidDataError(
-            f"{row.place}: the chat template refuses the prompt ({error}): mend the row, or set "
+            f"{place}: the chat template refuses the prompt ({error}): mend the row, or set "
             "model.chat_template"
         ) from error
-    text = cast(str, rendered)
-    # The template has written the special tokens; `apply_chat_template` itself goes on like this.
-    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    return RenderedPrompt(text=text, ids=tuple(ids))
 
 
 def build_prompts(
@@ -74,18 +99,19 @@ def build_prompts(
     `on_row` is called once for each row that is read and once for each that is rendered. Raises
     `InvalidDataError` with the place of the first wrong row.
     """
-    split = split_rows(section, _announced(rows, on_row))
+    split = split_rows(section, announced(rows, on_row))
 
     def built(name: str, chosen: list[SourceRow]) -> list[PromptRow]:
         return [
             _prompt_row(name, row, render_prompt(tokenizer, row, section), max_prompt_tokens)
-            for row in _announced(chosen, on_row)
+            for row in announced(chosen, on_row)
         ]
 
     return built("train", split.train), built("eval", split.eval)
 
 
-def _announced(rows: Iterable[SourceRow], on_row: Callable[[], None]) -> Iterator[SourceRow]:
+def announced(rows: Iterable[SourceRow], on_row: Callable[[], None]) -> Iterator[SourceRow]:
+    """The rows, each one told to `on_row` before it is taken."""
     for row in rows:
         on_row()
         yield row
@@ -119,7 +145,8 @@ def _plain_text(row: SourceRow, system_prompt: str | None) -> str:
     return f"{system_prompt}\n\n{row.prompt}" if system_prompt else row.prompt
 
 
-def _conversation(row: SourceRow, system_prompt: str | None) -> Sequence[Message]:
+def conversation(row: SourceRow, system_prompt: str | None) -> Sequence[Message]:
+    """The prompt as messages, below the system prompt unless it has one of its own."""
     prompt = row.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if system_prompt is None or messages[0]["role"] == "system":

@@ -7,6 +7,7 @@ TRL's two forms. Whether the prompt fits the model is for `prompts` to say.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -40,6 +41,16 @@ class SourceRow:
     """Of the row as JSON."""
 
 
+class RowReader(Protocol):
+    """Makes a row of what a source has at some place, or raises `InvalidDataError`."""
+
+    def __call__(
+        self, *, index: int, values: Mapping[str, object], prompt_field: str, place: str = ""
+    ) -> SourceRow:
+        """The checked row."""
+        ...
+
+
 def checked_row(
     *, index: int, values: Mapping[str, object], prompt_field: str, place: str = ""
 ) -> SourceRow:
@@ -50,14 +61,12 @@ def checked_row(
             f"{place}: no column {prompt_field!r} (it has {', '.join(map(repr, values))}): "
             "set data.prompt_field to the column of the prompt"
         )
-    size_bytes = sum(_json_bytes(place, name, value) for name, value in values.items())
-    if size_bytes > ROW_BYTES_MAX:
-        raise InvalidDataError(f"{place}: {size_bytes} bytes; a row may have {ROW_BYTES_MAX}")
+    size_bytes = row_bytes(place, values)
     return SourceRow(
         index=index,
         place=place,
-        prompt=_checked_prompt(place, prompt_field, values[prompt_field]),
-        columns={name: value for name, value in values.items() if name != prompt_field},  # pyright: ignore[reportArgumentType] - `_json_bytes` has seen that it is JSON
+        prompt=checked_prompt(place, prompt_field, values[prompt_field]),
+        columns={name: value for name, value in values.items() if name != prompt_field},  # pyright: ignore[reportArgumentType] - `row_bytes` has seen that it is JSON
         size_bytes=size_bytes,
     )
 
@@ -73,6 +82,14 @@ def bounded(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
                 "fewer rows or drop columns that no reward reads"
             )
         yield row
+
+
+def row_bytes(place: str, values: Mapping[str, object]) -> int:
+    """The size of the row as JSON. Raises `InvalidDataError` where it is none, or too long."""
+    size_bytes = sum(_json_bytes(place, name, value) for name, value in values.items())
+    if size_bytes > ROW_BYTES_MAX:
+        raise InvalidDataError(f"{place}: {size_bytes} bytes; a row may have {ROW_BYTES_MAX}")
+    return size_bytes
 
 
 def _json_bytes(place: str, name: str, value: object) -> int:
@@ -100,7 +117,19 @@ def _is_nested_deeper(value: object, levels: int) -> bool:
     return levels == 0 or any(_is_nested_deeper(inner, levels - 1) for inner in value)
 
 
-def _checked_prompt(place: str, field: str, value: object) -> Prompt:
+def checked_prompt(place: str, field: str, value: object) -> Prompt:
+    """Text or messages for the assistant to answer; `InvalidDataError` for anything else."""
+    value = checked_content(place, field, value)
+    if isinstance(value, list) and value[-1]["role"] == "assistant":
+        raise InvalidDataError(
+            f"{place}: {field!r} ends with the assistant's message: the answer is what the model "
+            "is to write, so leave it out or move it to a column of its own"
+        )
+    return value
+
+
+def checked_content(place: str, field: str, value: object) -> Prompt:
+    """Text or messages that are not empty; `InvalidDataError` for anything else."""
     if isinstance(value, str):
         if not value.strip():
             raise InvalidDataError(f"{place}: {field!r} is empty: drop the row")
@@ -114,11 +143,6 @@ def _checked_prompt(place: str, field: str, value: object) -> Prompt:
         raise InvalidDataError(f"{place}: {field!r} has no messages: drop the row")
     for position, message in enumerate(value):
         _check_message(f"{place}: message {position} of {field!r}", message)
-    if value[-1]["role"] == "assistant":
-        raise InvalidDataError(
-            f"{place}: {field!r} ends with the assistant's message: the answer is what the model "
-            "is to write, so leave it out or move it to a column of its own"
-        )
     return value
 
 

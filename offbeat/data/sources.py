@@ -7,22 +7,24 @@ from offbeat.data.files import jsonl_rows, parquet_rows
 from offbeat.data.gym import gym_rows
 from offbeat.data.hub import huggingface_rows
 from offbeat.data.inline import inline_rows
-from offbeat.data.rows import SourceRow, bounded
+from offbeat.data.rows import RowReader, SourceRow, bounded, checked_row
 from offbeat.objects import S3ObjectStore
 
 SOURCES: Mapping[str, Callable[..., Iterator[SourceRow]]] = {
-    "reasoning_gym": lambda section, _store: gym_rows(section),
+    "reasoning_gym": lambda section, _store, read: gym_rows(section, read),
     "jsonl": jsonl_rows,
     "parquet": parquet_rows,
-    "huggingface": lambda section, _store: huggingface_rows(section),
-    "inline": lambda section, _store: inline_rows(section),
+    "huggingface": lambda section, _store, read: huggingface_rows(section, read),
+    "inline": lambda section, _store, read: inline_rows(section, read),
 }
 
 
-def source_rows(section: DataSection, store: S3ObjectStore) -> Iterator[SourceRow]:
-    """The rows of the source, lazily and in its own order, each one checked.
+def source_rows(
+    section: DataSection, store: S3ObjectStore, read: RowReader = checked_row
+) -> Iterator[SourceRow]:
+    """The rows of the source, lazily and in its own order, each one checked by `read`.
 
     Raises `InvalidDataError` naming the first wrong row, `UnavailableError` where the source does
     not answer.
     """
-    return bounded(SOURCES[section.source](section, store))
+    return bounded(SOURCES[section.source](section, store, read))

@@ -4,7 +4,6 @@ It is the first job of a run, so whatever is wrong with model, data or rewards f
 with the row number, before any other work.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from offbeat.data.prompts import build_prompts
 from offbeat.data.rows import SourceRow
 from offbeat.data.sources import source_rows
 from offbeat.errors import InvalidDataError, InvalidRequestError, PermanentJobError
-from offbeat.models import load_tokenizer, resolve_model
+from offbeat.models import load_tokenizer, max_positions, resolve_model
 from offbeat.objects import S3ObjectStore
 from offbeat.rewards.registry import missing_column
 from offbeat.rewards.scorer import RewardScorer
@@ -78,13 +77,6 @@ def max_prompt_tokens(folder: Path, max_new_tokens: int) -> int | None:
             f"{positions} positions"
         )
     return positions - max_new_tokens
-
-
-def max_positions(folder: Path) -> int | None:
-    """The tokens that prompt and completion may have together; None: no limit known."""
-    config = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config") or config
-    return config.get("max_position_embeddings", config.get("n_positions"))
 
 
 def check_rewards(scorer: RewardScorer, parts: Sequence[RewardSection]) -> None:

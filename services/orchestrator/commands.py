@@ -7,10 +7,10 @@ from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import (
     EvaluateInput,
+    ExampleBatch,
     GenerateInput,
     GroupRequest,
     InitInput,
-    PrepareInput,
     ReadyGroup,
     TrainInput,
 )
@@ -30,6 +30,7 @@ from services.orchestrator.run_state import (
     Init,
     Prepare,
     Train,
+    TrainExamples,
 )
 from services.orchestrator.runs import ZERO_VARIANCE
 from services.orchestrator.schema import GroupRow, RunRow
@@ -39,11 +40,12 @@ from services.orchestrator.store import add_event
 def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, now: float) -> None:
     """Change the database as the command says."""
     match command:
-        case Prepare():
-            add_job(session, run, spec, PrepareInput(), now)
+        case Prepare(job=job):
+            add_job(session, run, spec, job, now)
         case Init():
             assert run.prompts_key is not None
-            add_job(session, run, spec, InitInput(prompts_key=run.prompts_key), now)
+            init = InitInput(prompts_key=run.prompts_key, eval_prompts_key=run.eval_prompts_key)
+            add_job(session, run, spec, init, now)
         case Evaluate(version=version):
             assert run.eval_prompts_key is not None
             job = EvaluateInput(prompts_key=run.eval_prompts_key, version=version)
@@ -52,6 +54,8 @@ def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, no
             _add_generate(session, run, spec, command, now)
         case Train():
             _add_train(session, run, spec, command, now)
+        case TrainExamples(base_version=base_version):
+            add_job(session, run, spec, _example_step(run, spec, base_version), now)
         case Drop(indexes=indexes, reason=reason):
             run.refilled += len(indexes) if reason == ZERO_VARIANCE else 0
             drop_groups(session, run.id, _by_index(session, run.id, indexes), reason, now)
@@ -65,15 +69,7 @@ def _add_generate(
     assert run.prompts_key is not None
     first = run.next_group
     run.next_group += command.num_groups
-    rows = {
-        index: prompt_row(
-            index,
-            num_prompts=run.num_prompts,
-            seed=spec.data.seed,
-            shuffle=spec.data.shuffle,
-        )
-        for index in range(first, run.next_group)
-    }
+    rows = {index: _row(run, spec, index) for index in range(first, run.next_group)}
     requests = tuple(
         GroupRequest(
             group_id=group_id(index), prompt_row=row, seed=group_seed(spec.train.seed, index)
@@ -120,6 +116,26 @@ def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now
             level=EventLevel.WARNING,
             data={"group_ids": flat},
         )
+
+
+def _example_step(run: RunRow, spec: RunSpec, base_version: int) -> TrainInput:
+    """The next `batch_size` examples in the order of the epoch."""
+    assert run.prompts_key is not None
+    first = base_version * spec.sft.batch_size
+    return TrainInput(
+        base_version=base_version,
+        examples=ExampleBatch(
+            examples_key=run.prompts_key,
+            rows=tuple(_row(run, spec, first + place) for place in range(spec.sft.batch_size)),
+            eval_examples_key=run.eval_prompts_key,
+        ),
+    )
+
+
+def _row(run: RunRow, spec: RunSpec, index: int) -> int:
+    return prompt_row(
+        index, num_prompts=run.num_prompts, seed=spec.data.seed, shuffle=spec.data.shuffle
+    )
 
 
 def _ready_group(group: GroupRow) -> ReadyGroup:

@@ -10,14 +10,14 @@ from offbeat.contracts.jobs import JobKind, JobStatus, ReplayInput, ReplayOutput
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import ReplayView
 from offbeat.errors import NotFoundError
-from services.orchestrator.dependencies import ServicesDep, user
+from services.orchestrator.dependencies import ServicesDep, UserRoute, user
 from services.orchestrator.jobs import INPUT, add_job
 from services.orchestrator.remains import check_step
 from services.orchestrator.results import OUTPUT
 from services.orchestrator.schema import JobRow
 from services.orchestrator.store import find_run, lock_run
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(user)])
+router = APIRouter(prefix="/v1", route_class=UserRoute, dependencies=[Depends(user)])
 
 
 @router.post("/runs/{run_id}/replays", status_code=202)
@@ -31,7 +31,9 @@ def create(
         run = lock_run(session, run_id)
         original = _train_input(session, run_id, step)
         check_step(session, run_id, original)
-        replay = ReplayInput(base_version=original.base_version, groups=original.groups)
+        replay = ReplayInput(
+            base_version=original.base_version, groups=original.groups, examples=original.examples
+        )
         spec = RunSpec.model_validate_json(run.spec)
         job_id = add_job(session, run, spec, replay, services.clock())
     services.scheduler.wake()

@@ -8,16 +8,19 @@ from offbeat.contracts.chat import ChatOutput
 from offbeat.contracts.jobs import (
     EvaluateOutput,
     GenerateOutput,
+    InitInput,
     InitOutput,
     JobOutput,
     PrepareOutput,
     ReplayOutput,
+    TokenizeOutput,
     TrainInput,
     TrainOutput,
 )
 from offbeat.contracts.runs import EventLevel
 from offbeat.contracts.weights import Manifest
 from offbeat.errors import InvalidRequestError
+from services.orchestrator.clipping import report_clipping
 from services.orchestrator.groups import drop_groups, find_groups, group_id, group_index
 from services.orchestrator.jobs import INPUT
 from services.orchestrator.quotas import add_stored
@@ -31,8 +34,8 @@ OUTPUT: TypeAdapter[JobOutput] = TypeAdapter(JobOutput)
 def apply_output(session: Session, run: RunRow, job: JobRow, output: JobOutput, now: float) -> None:
     """Take the result of a job whose lease was checked."""
     match output:
-        case PrepareOutput():
-            _apply_prepare(session, run, output, now)
+        case PrepareOutput() | TokenizeOutput():
+            _apply_prepared(session, run, output, now)
         case InitOutput():
             _apply_version(session, run, job, output.manifest, now)
         case TrainOutput():
@@ -50,16 +53,24 @@ def apply_output(session: Session, run: RunRow, job: JobRow, output: JobOutput, 
     add_stored(session, run, output, now)
 
 
-def _apply_prepare(session: Session, run: RunRow, output: PrepareOutput, now: float) -> None:
+def _apply_prepared(
+    session: Session, run: RunRow, output: PrepareOutput | TokenizeOutput, now: float
+) -> None:
     run.prompts_key = output.prompts_key
     run.num_prompts = output.num_prompts
     run.eval_prompts_key = output.eval_prompts_key
+    kind, name, more = "prompts_ready", "prompts", ""
+    if isinstance(output, TokenizeOutput):
+        kind, name = "examples_ready", "examples"
+        more = f" The loss is taken on {output.num_target_tokens} tokens of an epoch."
+        more += f" Cut off at sft.max_length: {output.num_cut}." if output.num_cut else ""
     add_event(
         session,
         run.id,
         now,
-        "prompts_ready",
-        f"{output.num_prompts} training and {output.num_eval_prompts} held-out prompts are ready.",
+        kind,
+        f"{output.num_prompts} training and {output.num_eval_prompts} held-out {name} are ready."
+        + more,
         data={"prompts_key": output.prompts_key, "eval_prompts_key": output.eval_prompts_key},
     )
 
@@ -83,16 +94,17 @@ def _apply_version(
             group.trained_step = manifest.version
     refused = [group for group in groups if group.index in dropped]
     drop_groups(session, run.id, refused, "unknown_policy", now)
-    if groups:
-        step = INPUT.validate_json(job.input)
-        assert isinstance(step, TrainInput)
+    step = INPUT.validate_json(job.input)
+    metrics = manifest.metrics
+    if isinstance(step, InitInput):
+        # Version 0 comes from no step whose pace would say anything.
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+    elif isinstance(step, TrainInput) and groups:
         metrics = {
-            **manifest.metrics,
+            **metrics,
             **_generation_metrics(session, groups),
             "rollout/oversampling": (len(groups) + step.num_refilled) / len(groups),
         }
-    else:
-        metrics = {}
     add_metrics(session, run.id, manifest.version, metrics)
     add_event(
         session,
@@ -108,6 +120,7 @@ def _apply_version(
         },
     )
     _report_skipped(session, run, manifest, now)
+    report_clipping(session, run.id, manifest.version, now)
 
 
 def _report_skipped(session: Session, run: RunRow, manifest: Manifest, now: float) -> None:

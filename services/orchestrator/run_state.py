@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from offbeat.contracts.jobs import JobKind
+from offbeat.contracts.jobs import JobKind, PrepareInput, TokenizeInput
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import RunStatus
 
@@ -51,7 +51,7 @@ class RunState:
     spec: RunSpec
     status: RunStatus
     prepared: bool
-    """Whether the prompts lie in the store."""
+    """Whether the prompts, or the examples, lie in the store."""
     version: int | None
     """The newest published version; none before version 0."""
     open_jobs: Mapping[JobKind, int] = field(default_factory=dict)
@@ -82,7 +82,9 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Start the prepare job."""
+    """Start the job that reads the data."""
+
+    job: PrepareInput | TokenizeInput = field(default_factory=PrepareInput)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,13 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainExamples:
+    """Start a train job over the examples whose turn it is."""
+
+    base_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drop:
     """Give up groups, with an event that says why."""
 
@@ -129,4 +138,4 @@ class End:
     reason: str
 
 
-Command = Prepare | Init | Generate | Evaluate | Train | Drop | End
+Command = Prepare | Init | Generate | Evaluate | Train | TrainExamples | Drop | End

@@ -8,11 +8,13 @@ commands, and once they are carried out the state asks for nothing more: any cra
 costs a repetition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from offbeat.contracts.jobs import JobKind, WorkerRole
+from offbeat.contracts.jobs import JobKind, PrepareInput, TokenizeInput, WorkerRole
+from offbeat.contracts.run_kinds import RunKind
 from offbeat.contracts.runs import RunStatus
-from services.orchestrator.admission import capacity_groups, job_sizes
+from services.orchestrator.admission import capacity_groups, job_sizes, synchronous_job_sizes
 from services.orchestrator.run_state import (
     Command,
     Drop,
@@ -25,6 +27,7 @@ from services.orchestrator.run_state import (
     RunAction,
     RunState,
     Train,
+    TrainExamples,
 )
 
 FIRST_REPORT_S = 20.0
@@ -42,24 +45,17 @@ def next_commands(run: RunState) -> list[Command]:
     exhausted = _exhausted(run)
     if exhausted:
         return [End(action=RunAction.FAIL, reason=exhausted)]
+    method = METHODS[run.spec.kind]
     if not run.prepared:
-        return [] if run.open_jobs.get(JobKind.PREPARE) else [Prepare()]
+        job = method.prepare
+        return [] if run.open_jobs.get(JobKind(job.kind)) else [Prepare(job=job)]
     if run.version is None:
         return [] if run.open_jobs.get(JobKind.INIT) else [Init()]
     if _is_finished(run, run.version):
         return [End(action=RunAction.SUCCEED, reason=f"all {run.spec.train.steps} steps are done")]
     # A step that is computed counts as done for the next one, which begins beside its upload.
     base_version = run.version + run.computed_steps
-    stale, fresh = _split_stale(run, base_version)
-    flat, fresh = _split_flat(run, fresh)
-    train = _train(run, base_version, fresh)
-    return [
-        *_evaluate(run, run.version),
-        *([Drop(indexes=stale, reason="stale")] if stale else []),
-        *([Drop(indexes=flat, reason=ZERO_VARIANCE)] if flat else []),
-        *train,
-        *_generate(run, run.version, waiting=run.training + len(fresh), idle=not train),
-    ]
+    return method.go_on(run, run.version, base_version)
 
 
 def missing_role(run: RunState) -> WorkerRole | None:
@@ -80,6 +76,24 @@ def _exhausted(run: RunState) -> str | None:
     if run.generation_failures >= GENERATION_FAILURES_MAX:
         return f"{run.generation_failures} generate jobs in a row brought no result"
     return None
+
+
+def _go_on_with_groups(run: RunState, version: int, base_version: int) -> list[Command]:
+    stale, fresh = _split_stale(run, base_version)
+    flat, fresh = _split_flat(run, fresh)
+    train = _train(run, base_version, fresh)
+    return [
+        *_evaluate(run, version),
+        *([Drop(indexes=stale, reason="stale")] if stale else []),
+        *([Drop(indexes=flat, reason=ZERO_VARIANCE)] if flat else []),
+        *train,
+        *_generate(run, version, waiting=run.training + len(fresh), idle=not train),
+    ]
+
+
+def _go_on_with_examples(run: RunState, version: int, base_version: int) -> list[Command]:
+    """Examples are there from the beginning, so a step waits for the one before it alone."""
+    return [TrainExamples(base_version=base_version)] if _may_train(run, base_version) else []
 
 
 def _is_finished(run: RunState, version: int) -> bool:
@@ -111,10 +125,12 @@ def _split_stale(run: RunState, version: int) -> tuple[tuple[int, ...], list[Gro
 def _split_flat(run: RunState, fresh: list[Group]) -> tuple[tuple[int, ...], list[Group]]:
     """Groups to replace because their rewards are all equal, and the rest (DAPO, arXiv 2503.14476).
 
-    The replacements of one step are bounded; past the bound the groups are kept.
+    The replacements of one step are bounded; past the bound the groups are kept. A synchronous run
+    chooses among all groups of the step, whichever came first.
     """
     rollout = run.spec.rollout
-    if not rollout.dynamic_sampling:
+    incomplete = run.spec.staleness.max_versions == 0 and run.generating
+    if not rollout.dynamic_sampling or incomplete:
         return (), fresh
     allowed = int((rollout.oversampling_max - 1) * rollout.groups_per_step) - run.refilled
     flat = tuple(group.index for group in fresh if not group.has_signal)[: max(0, allowed)]
@@ -123,11 +139,15 @@ def _split_flat(run: RunState, fresh: list[Group]) -> tuple[tuple[int, ...], lis
 
 def _train(run: RunState, base_version: int, fresh: Sequence[Group]) -> list[Train]:
     wanted = run.spec.rollout.groups_per_step
-    under_way = run.open_jobs.get(JobKind.TRAIN, 0) - run.computed_steps
-    if under_way or base_version >= run.spec.train.steps or len(fresh) < wanted:
+    if not _may_train(run, base_version) or len(fresh) < wanted:
         return []
     chosen = tuple(group.index for group in fresh[:wanted])
     return [Train(base_version=base_version, indexes=chosen)]
+
+
+def _may_train(run: RunState, base_version: int) -> bool:
+    under_way = run.open_jobs.get(JobKind.TRAIN, 0) - run.computed_steps
+    return not under_way and base_version < run.spec.train.steps
 
 
 def _generate(run: RunState, version: int, *, waiting: int, idle: bool) -> list[Generate]:
@@ -141,10 +161,32 @@ def _generate(run: RunState, version: int, *, waiting: int, idle: bool) -> list[
         waiting=waiting,
         max_inflight=run.spec.staleness.max_inflight_groups,
     )
-    sizes = job_sizes(
-        capacity,
-        groups_per_step=run.spec.rollout.groups_per_step,
-        generators=run.generators,
-        idle=idle and not run.generating and not run.training,
-    )
+    if run.spec.staleness.max_versions == 0:
+        sizes = synchronous_job_sizes(capacity, group_size=run.spec.rollout.group_size)
+    else:
+        sizes = job_sizes(
+            capacity,
+            groups_per_step=run.spec.rollout.groups_per_step,
+            generators=run.generators,
+            idle=idle and not run.generating and not run.training,
+        )
     return [Generate(num_groups=size, min_version=version) for size in sizes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """In what a kind of run differs."""
+
+    roles: tuple[WorkerRole, ...]
+    """The workers without which it cannot go on."""
+    prepare: PrepareInput | TokenizeInput
+    """The job that reads its data."""
+    go_on: Callable[[RunState, int, int], list[Command]]
+    """What to do once version 0 is there: from the run, its version and the base of its next
+    step."""
+
+
+METHODS: Mapping[RunKind, Method] = {
+    "grpo": Method(roles=tuple(WorkerRole), prepare=PrepareInput(), go_on=_go_on_with_groups),
+    "sft": Method(roles=(WorkerRole.TRAINER,), prepare=TokenizeInput(), go_on=_go_on_with_examples),
+}

@@ -25,8 +25,8 @@ from services.orchestrator.lifecycle import OPEN_GROUPS
 from services.orchestrator.retention import RunFacts
 from services.orchestrator.schema import GroupRow, JobRow, MetricRow, RunRow, VersionRow
 
-EVAL_REWARD = "eval/reward"
-"""The series whose best version stays."""
+BEST_BY = {"eval/reward": MetricRow.value.desc(), "eval_loss": MetricRow.value.asc()}
+"""The series whose best version stays, best first."""
 
 
 def load_facts(session: Session, run: RunRow, found: Collection[keys.AttemptKey]) -> RunFacts:
@@ -104,14 +104,17 @@ def _versions_to_evaluate(session: Session, run: RunRow, spec: RunSpec) -> set[i
 
 
 def _best_version(session: Session, run_id: str) -> set[int]:
-    """The version that did best on the held-out prompts, the newer one of two."""
-    best = session.scalar(
-        select(MetricRow.step)
-        .where(MetricRow.run_id == run_id, MetricRow.name == EVAL_REWARD)
-        .order_by(MetricRow.value.desc(), MetricRow.step.desc())
-        .limit(1)
+    """The version that did best on what is held out, the newer one of two."""
+    found = (
+        session.scalar(
+            select(MetricRow.step)
+            .where(MetricRow.run_id == run_id, MetricRow.name == name)
+            .order_by(best_first, MetricRow.step.desc())
+            .limit(1)
+        )
+        for name, best_first in BEST_BY.items()
     )
-    return set() if best is None else {best}
+    return {step for step in found if step is not None}
 
 
 def _used_keys(session: Session, run: RunRow, inputs: list[JobInput]) -> set[str]:

@@ -6,6 +6,7 @@ import structlog
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from offbeat.connection import connected
 from offbeat.contracts.jobs import JobKind, WorkerRole
 from offbeat.departure import Departure
 from offbeat.devices import device_of
@@ -20,6 +21,8 @@ from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
 from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.settings import TrainerSettings
+from services.trainer.sft_batch import ExampleFetcher
+from services.trainer.sft_tokenize import tokenize
 
 log = structlog.get_logger(__name__)
 
@@ -30,22 +33,31 @@ def main() -> None:
     configure_logs(settings, "trainer")
     disable_progress_bar()
     make_deterministic()
-    trainer = build(settings)
     orchestrator = OrchestratorClient(
         settings.orchestrator_url, settings.worker_token, ca_file=settings.ca_file
     )
+    settings = connected(settings, orchestrator.connection)
+    trainer = build(settings)
     worker_id = worker_identity(settings, WorkerRole.TRAINER)
     runner = JobRunner(
         orchestrator,
         worker_id,
         {
+            JobKind.TOKENIZE: lambda context: tokenize(context, trainer),
             JobKind.INIT: lambda context: run.init(context, trainer),
             JobKind.TRAIN: lambda context: run.train(context, trainer),
             JobKind.REPLAY: lambda context: run.replay(context, trainer),
         },
     )
     engine = f"torch {torch.__version__}"
-    presence = Presence(orchestrator, worker_id, WorkerRole.TRAINER, settings.pool, engine)
+    presence = Presence(
+        orchestrator,
+        worker_id,
+        WorkerRole.TRAINER,
+        settings.pool,
+        engine,
+        data_dir=settings.data_dir,
+    )
     presence.start()
     log.info("The trainer is ready.", worker=worker_id, threads=torch.get_num_threads())
     departure = Departure(runner, presence, settings.grace_s)
@@ -64,6 +76,7 @@ def build(settings: TrainerSettings) -> Trainer:
         store=store,
         proxy=proxy,
         rollouts=RolloutFetcher(store),
+        examples=ExampleFetcher(store),
         published_hash=published_hashes(proxy),
         memory=Memory(
             lambda model: resolve_model(model, settings.model_cache_dir, store),

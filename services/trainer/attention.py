@@ -3,6 +3,8 @@
     queries of the prompt        x  keys of the prompt                              (causal)
     queries of a completion      x  keys of the prompt | keys of that completion    (causal)
 
+A row of examples that share nothing has a prompt of no tokens.
+
 A dense mask over a row of eight completions computes four to seven times as many scores, and keeps
 them for the backward; here only the probabilities are kept. For CPUs: on GPUs the fused kernels
 with a dense mask are faster.
@@ -92,17 +94,18 @@ def _attend(
     """One row: (T, H, D), zeros where it is padded."""
     H, T, D = query_HTD.shape
     P, S, K = row.num_prompt, row.num_completions, len(key_KTD)
+    G = H // K
     prompt_key_KPD, prompt_value_KPD = key_KTD[:, :P], value_KTD[:, :P]
 
-    query_KGPD = query_HTD[:, :P].unflatten(0, (K, -1))
+    query_KGPD = query_HTD[:, :P].unflatten(0, (K, G))
     scores_KGPP = query_KGPD.flatten(1, 2) @ prompt_key_KPD.mT
-    probs_KGPP = _causal_softmax(scores_KGPP.unflatten(1, (-1, P)), scaling)
-    mixed_KGPD = (probs_KGPP.flatten(1, 2) @ prompt_value_KPD).unflatten(1, (-1, P))
+    probs_KGPP = _causal_softmax(scores_KGPP.unflatten(1, (G, P)), scaling)
+    mixed_KGPD = (probs_KGPP.flatten(1, 2) @ prompt_value_KPD).unflatten(1, (G, P))
     prompt_PHD = mixed_KGPD.permute(2, 0, 1, 3).flatten(1, 2)
 
-    query_KSGCD = _own(query_HTD, row).unflatten(2, (K, -1)).permute(2, 0, 3, 1, 4)
+    query_KSGCD = _own(query_HTD, row).unflatten(2, (K, G)).permute(2, 0, 3, 1, 4)
     key_KSCD, value_KSCD = (_own(x, row).permute(2, 0, 1, 3) for x in (key_KTD, value_KTD))
-    G, C = query_KSGCD.shape[2:4]
+    C = query_KSGCD.shape[3]
     query_KSRD = query_KSGCD.flatten(2, 3)
     on_prompt_KSGCP = (query_KSRD.flatten(1, 2) @ prompt_key_KPD.mT).view(K, S, G, C, P)
     on_own_KSGCC = (query_KSRD @ key_KSCD.mT).view(K, S, G, C, C)

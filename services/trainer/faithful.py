@@ -1,4 +1,4 @@
-"""Does packing change anything? One completion of a batch, in its row and alone.
+"""Does packing change anything? One completion (or example) of a batch, in its row and alone.
 
 A model silently lets one completion see another where its attention ignores the mask, and which
 kernel runs, hence whether it honours the mask, may depend on the shape of the batch.
@@ -7,9 +7,10 @@ kernel runs, hence whether it honours the mask, may depend on the shape of the b
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from offbeat.algorithms.packing import Completion, PackedBatch, Row
+from offbeat.algorithms.packing import Completion, PackedBatch, PackedTokens, Row
 
 ShapeClass = tuple[int, int]
 """Rows and tokens a row, each to the next power of two."""
@@ -24,7 +25,7 @@ TOKENS_COMPARED_MAX = 16
 class Distributions(Protocol):
     """What is compared."""
 
-    def distributions(self, batch: PackedBatch) -> Tensor:
+    def distributions(self, batch: PackedTokens) -> Tensor:
         """log pi at each predictor of a packed batch: (N, V)."""
         ...
 
@@ -44,22 +45,22 @@ def smallest_batch() -> PackedBatch:
     return PackedBatch.of_rows([row])
 
 
-def shape_class(batch: PackedBatch) -> ShapeClass:
+def shape_class(batch: PackedTokens) -> ShapeClass:
     """The class of the batch's shape."""
     num_rows, width = batch.ids_BT.shape
     return (num_rows - 1).bit_length(), (width - 1).bit_length()
 
 
-def packing_error(policy: Distributions, batch: PackedBatch) -> float:
+def packing_error(policy: Distributions, batch: PackedTokens) -> float:
     """How far the last completion of the fullest row is from the same completion by itself:
     largest difference of log pi, relative to the largest log pi."""
     row = int(batch.segments_BT.amax(1).argmax())
     segments_T = batch.segments_BT[row]
     prompt_P = (segments_T == 0).nonzero()[:, 0]
     own_C = (segments_T == segments_T.amax()).nonzero()[:, 0]
-    num_last = min(len(own_C), TOKENS_COMPARED_MAX)
-    predictors_C = own_C.roll(1)
-    predictors_C[0] = prompt_P[-1]
+    # Without a prompt nothing predicts the first token.
+    predictors_C = torch.cat([prompt_P[-1:], own_C[:-1]])
+    num_last = min(len(predictors_C), TOKENS_COMPARED_MAX)
     places_N = row * batch.ids_BT.shape[1] + predictors_C[-num_last:]
     packed_NV = policy.distributions(replace(batch, predictors_N=places_N))
     ids = (*batch.ids_BT[row, prompt_P].tolist(), *batch.ids_BT[row, own_C].tolist())

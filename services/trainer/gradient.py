@@ -8,7 +8,7 @@ log-probabilities are the proximal ones.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,14 @@ from torch import Tensor
 from offbeat.algorithms.corrections import CORRECTIONS, Correction, is_near_policy
 from offbeat.algorithms.kl import k3
 from offbeat.algorithms.losses import LOSSES, Clip, LossTokens
-from offbeat.algorithms.packing import ROW_TOKENS_MAX, PackedBatch, Row, pack, with_signal
+from offbeat.algorithms.packing import (
+    ROW_TOKENS_MAX,
+    PackedBatch,
+    PackedTokens,
+    Row,
+    pack,
+    with_signal,
+)
 from offbeat.contracts.run_spec import RunSpec, TrainSection
 from offbeat.errors import NotFiniteError
 from services.trainer.batch import StepBatch
@@ -24,10 +31,34 @@ from services.trainer.model import Policy
 
 CPU_TOKEN_BUDGET_MIN = 256
 """Tokens forwarded at once that fill a CPU's matrix units: more cost memory and are no faster."""
+PROMPT_MULTIPLE = 8
+"""With completions so many times as long as their prompt in a row, computing the prompt again for
+the next row costs little; longer rows cost memory and are no faster."""
 GPU_TOKEN_BUDGET = 8192
-"""Activations of a model of a few billion parameters then stay well below 24 GB."""
+"""Where no plan is made for the model: activations of a few billion parameters then stay well
+below 24 GB."""
 SEED_STRIDE = 1_000_003
 """Keeps the dropout of neighbouring versions apart for neighbouring seeds too."""
+
+
+Between = Callable[[float], None]
+"""Hears the share of a step that is done, before each micro-batch."""
+
+B = TypeVar("B", bound=PackedTokens)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """The gradient of the whole step by master, and its loss."""
+
+    gradients: dict[str, Tensor]
+    loss: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing had to be forwarded."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +89,16 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepGradient:
-    """The gradient of the whole step by master, its loss, and what there was to see."""
+class StepGradient(Gradient):
+    """With what there was to see."""
 
-    gradients: dict[str, Tensor]
-    loss: float
     tokens: TokenRecord | None
     """None where nothing had to be forwarded."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing had to be forwarded."""
+        return self.tokens is None
 
 
 def micro_batches(batch: StepBatch, spec: RunSpec, device: torch.device) -> list[PackedBatch]:
@@ -72,15 +106,22 @@ def micro_batches(batch: StepBatch, spec: RunSpec, device: torch.device) -> list
     rows = batch.rows()
     if not spec.train.beta and not LOSSES[spec.train.loss].holds_silent_tokens:
         rows = with_signal(rows)
-    budget = spec.train.token_budget
-    return pack(rows, auto_token_budget(rows, device) if budget == "auto" else budget)
+    largest = max(map(_enough_tokens, rows), default=0)
+    return pack(rows, token_budget(spec.train, largest, device))
 
 
-def auto_token_budget(rows: Sequence[Row], device: torch.device) -> int:
-    """Room for the largest whole group, so that its prompt is computed once."""
+def _enough_tokens(group: Row) -> int:
+    """The whole group, or so much of it that its prompt hardly counts."""
+    longest = max(len(one.ids) for one in group.completions)
+    return min(group.num_tokens, PROMPT_MULTIPLE * len(group.prompt_ids) + longest)
+
+
+def token_budget(train: TrainSection, largest: int, device: torch.device) -> int:
+    """Tokens forwarded at once; on a CPU only as many as the largest row wants."""
+    if train.token_budget != "auto":
+        return train.token_budget
     if device.type != "cpu":
         return GPU_TOKEN_BUDGET
-    largest = max((row.num_tokens for row in rows), default=0)
     return min(max(largest, CPU_TOKEN_BUDGET_MIN), ROW_TOKENS_MAX)
 
 
@@ -91,36 +132,57 @@ def step_gradient(
     spec: RunSpec,
     *,
     version: int,
-    between: Callable[[float], None],
+    between: Between,
 ) -> StepGradient:
-    """Forward and backward through all micro-batches; `between` hears the share that is done.
-
-    Raises `NotFiniteError` where the loss is not finite, `PermanentJobError` for a model that
-    does not keep packed completions apart.
-    """
+    """Forward and backward through all micro-batches of rollouts. Raises as `accumulate` does."""
     loss = LOSSES[spec.train.loss]
     weights_S = loss.reduction(batch.lengths_S, spec.rollout.max_new_tokens)
     weights_S = weights_S.to(policy.device)
+
+    def forward(micro_batch: PackedBatch) -> tuple[Tensor, TokenRecord]:
+        losses_N, record = _forward(policy, micro_batch, spec)
+        return (losses_N * weights_S[record.samples_N]).sum(), record
+
+    gradient, records = accumulate(
+        policy, batches, forward, spec.train, version=version, between=between
+    )
+    tokens = TokenRecord.joined(records) if records else None
+    return StepGradient(gradients=gradient.gradients, loss=gradient.loss, tokens=tokens)
+
+
+def accumulate(
+    policy: Policy,
+    batches: Sequence[B],
+    forward: Callable[[B], tuple[Tensor, R]],
+    train: TrainSection,
+    *,
+    version: int,
+    between: Between,
+) -> tuple[Gradient, list[R]]:
+    """Add up loss and gradient over all micro-batches; `forward` gives the part of the step's loss
+    that a batch adds, and a record of it.
+
+    Raises `NotFiniteError` where the loss is not finite, `PermanentJobError` for a model that
+    does not keep what shares a row apart.
+    """
     gradients = {
         name: torch.zeros(shape, device=policy.device) for name, shape in policy.shapes.items()
     }
-    total, records = 0.0, list[TokenRecord]()
-    seed = (spec.train.seed + version * SEED_STRIDE) % 2**63
+    total, records = 0.0, list[R]()
+    seed = (train.seed + version * SEED_STRIDE) % 2**63
     for micro_batch in batches:
         policy.check_packing(micro_batch)
-    with policy.training(spec.train.gradient_checkpointing, seed):
+    with policy.training(train.gradient_checkpointing, seed):
         for done, micro_batch in enumerate(batches):
             between(done / len(batches))
-            losses_N, record = _forward(policy, micro_batch.to(policy.device), spec)
-            summed = (losses_N * weights_S[record.samples_N]).sum()
-            summed.backward()
+            part, record = forward(micro_batch.to(policy.device))
+            part.backward()
             policy.take_gradients(gradients)
-            total += summed.item()
+            total += part.item()
             records.append(record)
     if not math.isfinite(total):
         raise NotFiniteError(f"the loss of version {version} is {total}")
-    tokens = TokenRecord.joined(records) if records else None
-    return StepGradient(gradients=gradients, loss=total, tokens=tokens)
+    return Gradient(gradients=gradients, loss=total), records
 
 
 def _forward(policy: Policy, batch: PackedBatch, spec: RunSpec) -> tuple[Tensor, TokenRecord]:

@@ -9,7 +9,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from offbeat.contracts.run_spec import RunSpec
-from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS
+from offbeat.contracts.weights import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    ADAPTER_WEIGHTS,
+    FILE_BYTES_MAX,
+)
 from offbeat.errors import ObjectNotFoundError, PermanentJobError
 from offbeat.objects import S3ObjectStore, split_s3_uri
 from offbeat.worker_api import WeightProxyClient
@@ -49,10 +54,17 @@ def seeded_adapter(shapes: Mapping[str, torch.Size], seed: int) -> dict[str, Ten
 def fitted_adapter(source: str, files: Mapping[str, bytes], policy: Policy) -> dict[str, Tensor]:
     """The weights of a PEFT folder in float32, if they are an adapter of this very form."""
     try:
-        config: dict[str, object] = json.loads(files[ADAPTER_CONFIG])
-        adapter = {name: tensor.float() for name, tensor in load(files[ADAPTER_WEIGHTS]).items()}
-    except (ValueError, SafetensorError) as error:
+        config = dict[str, object](json.loads(files[ADAPTER_CONFIG]))
+        tensors = load(files[ADAPTER_WEIGHTS])
+    except (ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise PermanentJobError(f"lora.init_from {source!r} cannot be read: {error}") from error
+    for name, tensor in tensors.items():
+        if not (tensor.is_floating_point() and torch.isfinite(tensor).all()):
+            raise PermanentJobError(
+                f"lora.init_from {source!r}: {name} is {tensor.dtype} or has values that are not "
+                "finite: save the adapter in float32, float16 or bfloat16"
+            )
+    adapter = {name: tensor.float() for name, tensor in tensors.items()}
     own = policy.config.to_dict()
     for field in SCALING_FIELDS:
         if config.get(field, own[field]) != own[field]:
@@ -98,6 +110,13 @@ def _fetch_folder(uri: str, store: S3ObjectStore) -> dict[str, bytes]:
     try:
         bucket, prefix = split_s3_uri(uri)
         folder = store.with_bucket(bucket)
-        return {name: folder.get(f"{prefix.rstrip('/')}/{name}") for name in ADAPTER_FILES}
+        return {name: _fetch_file(folder, f"{prefix.rstrip('/')}/{name}") for name in ADAPTER_FILES}
     except (ValueError, ObjectNotFoundError) as error:
         raise PermanentJobError(f"lora.init_from is no PEFT folder: {error}") from error
+
+
+def _fetch_file(store: S3ObjectStore, key: str) -> bytes:
+    size_bytes = store.size_bytes(key) or 0
+    if size_bytes > FILE_BYTES_MAX:
+        raise ValueError(f"{key!r} has {size_bytes} bytes; {FILE_BYTES_MAX} are allowed")
+    return store.get(key)

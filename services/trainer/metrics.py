@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offbeat.algorithms.advantages import without_signal
 from offbeat.algorithms.losses import LOSSES, cispo, ppo_clip
-from offbeat.algorithms.packing import PackedBatch
+from offbeat.algorithms.packing import PackedTokens
 from offbeat.algorithms.sequences import sequence_average
 from offbeat.contracts.rollouts import Rollout
 from offbeat.contracts.run_spec import TrainSection
@@ -122,7 +122,7 @@ def token_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def packing_metrics(batches: Sequence[PackedBatch]) -> Metrics:
+def packing_metrics(batches: Sequence[PackedTokens]) -> Metrics:
     """What was forwarded, padding included."""
     return {
         "batch/rows_per_step": sum(len(batch.ids_BT) for batch in batches),

@@ -8,6 +8,7 @@ Every forward goes over packed rows with an explicit mask and explicit positions
 model silently lets one completion see another.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from offbeat.algorithms.cross_entropy import TargetScores, cross_entropy
 from offbeat.algorithms.logprobs import completion_logprobs, float_logits
-from offbeat.algorithms.packing import PackedBatch
+from offbeat.algorithms.packing import PackedTokens
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from offbeat.errors import PermanentJobError
 from services.trainer.attention import row_layouts, use_packed_attention
@@ -118,7 +120,7 @@ class Policy:
         with self._model.disable_adapter(), torch.no_grad():
             yield
 
-    def logprobs(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def logprobs(self, batch: PackedTokens, temperature: float) -> tuple[Tensor, Tensor]:
         """log pi of every target and the entropy of its distribution, both float32."""
         return completion_logprobs(
             self._hidden_ND(batch),
@@ -127,8 +129,12 @@ class Policy:
             temperature=temperature,
         )
 
+    def target_scores(self, batch: PackedTokens) -> TargetScores:
+        """The cross-entropy of every target, and what there is to see beside it."""
+        return cross_entropy(self._hidden_ND(batch), self._head_VD, batch.targets_N)
+
     @torch.no_grad()
-    def distributions(self, batch: PackedBatch) -> Tensor:
+    def distributions(self, batch: PackedTokens) -> Tensor:
         """log pi of every token of the vocabulary where a target is predicted: (N, V), float32."""
         hidden_ND = self._hidden_ND(batch)
         logits_NV = hidden_ND.new_empty(len(hidden_ND), len(self._head_VD), dtype=torch.float32)
@@ -157,20 +163,22 @@ class Policy:
             self._base.set_attn_implementation(attention)
         return logits_BTV[0, -num_last - 1 : -1].float().log_softmax(-1)
 
-    def check_packing(self, batch: PackedBatch) -> None:
+    def check_packing(self, batch: PackedTokens) -> None:
         """Raise `PermanentJobError` where the model computes a packed batch of this shape class
         otherwise than a sequence by itself. Looks at the first batch of each class."""
         if (shape := shape_class(batch)) in self._checked_shapes:
             return
         error = packing_error(self, batch.to(self.device))
-        if not error <= PACKING_ERROR_MAX:
+        if math.isnan(error):
+            return  # There is nothing to compare: the loss will say so.
+        if error > PACKING_ERROR_MAX:
             raise PermanentJobError(
                 f"the model {type(self._base).__name__} transforms its logits or attention in a "
                 f"way that the trainer does not know (relative error {error:.3f}): use another one"
             )
         self._checked_shapes.add(shape)
 
-    def _hidden_ND(self, batch: PackedBatch) -> Tensor:
+    def _hidden_ND(self, batch: PackedTokens) -> Tensor:
         self._refuse_beyond_window(int(batch.positions_BT.max()) + 1)
         hidden_BTD: Tensor = self._base.base_model(
             input_ids=batch.ids_BT,
@@ -180,7 +188,7 @@ class Policy:
         ).last_hidden_state
         return hidden_BTD.flatten(0, 1)[batch.predictors_N]
 
-    def _visibility(self, batch: PackedBatch) -> dict[str, object]:
+    def _visibility(self, batch: PackedTokens) -> dict[str, object]:
         """What tells the model's attention which token may see which."""
         if self._is_sparse:
             return {"layouts": row_layouts(batch.segments_BT)}
@@ -194,7 +202,8 @@ class Policy:
         if window is not None and num_tokens > window:
             raise PermanentJobError(
                 f"a sequence of {num_tokens} tokens exceeds the model's sliding window of "
-                f"{window}, which the trainer does not know: lower rollout.max_new_tokens"
+                f"{window}, which the trainer does not know: lower rollout.max_new_tokens, or "
+                "sft.max_length in a supervised run"
             )
 
     def _refuse_experts(self) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from offbeat.contracts.run_spec import TrainSection
 from offbeat.errors import NotFiniteError
-from services.trainer.gradient import StepGradient
+from services.trainer.gradient import Gradient
 from services.trainer.model import Tensors
 from services.trainer.state import TrainerState
 
@@ -16,7 +16,7 @@ CLIP_EPSILON = 1e-6
 
 
 def next_state(
-    state: TrainerState, gradient: StepGradient, train: TrainSection, step: int
+    state: TrainerState, gradient: Gradient, train: TrainSection, step: int
 ) -> tuple[TrainerState, dict[str, float]]:
     """The state after the update that makes version `step + 1`, and what there is to report.
 
@@ -26,7 +26,7 @@ def next_state(
     """
     rate = learning_rate(train, step)
     metrics = {"loss": gradient.loss, "grad_norm": 0.0, "learning_rate": rate}
-    if gradient.tokens is None:
+    if gradient.is_empty:
         return state, metrics
     gradients, norm = clipped(gradient.gradients, train.max_grad_norm)
     if not math.isfinite(norm):

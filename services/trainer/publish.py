@@ -26,6 +26,7 @@ from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics, Timer
 from services.trainer.model import Policy
 from services.trainer.rollouts import RolloutFetcher
+from services.trainer.sft_batch import ExampleFetcher
 from services.trainer.state import TrainerState
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ class Trainer:
     store: S3ObjectStore
     proxy: WeightProxyClient
     rollouts: RolloutFetcher
+    examples: ExampleFetcher
     published_hash: Callable[[str, int], str | None]
     memory: Memory
     parent_wait_s: float = 120.0

@@ -8,7 +8,10 @@ publish of a version wins; whoever comes second adopts the winner's and drops it
 left to run beside the next step, which starts from the version in memory.
 
 `init` makes version 0 and publishes it in the same way; `replay` audits a step by taking it again.
+The steps of a supervised run are in `sft.py`; `METHODS` is where the kinds of run part.
 """
+
+from collections.abc import Mapping
 
 import structlog
 
@@ -22,15 +25,17 @@ from offbeat.contracts.jobs import (
     TrainOutput,
 )
 from offbeat.contracts.leases import Lease
+from offbeat.contracts.run_kinds import RunKind
 from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest, SkippedStep
 from offbeat.errors import NotFiniteError
 from offbeat.tables import decode_prompts
 from offbeat.worker import HandIn, JobContext
-from services.trainer import checkpoint
+from services.trainer import checkpoint, sft
 from services.trainer.batch import StepBatch
 from services.trainer.canary import canary_prompt, first_canary, next_canary
 from services.trainer.gradient import micro_batches, step_gradient
 from services.trainer.initial import initial_adapter
+from services.trainer.method import Method
 from services.trainer.metrics import (
     Timer,
     packing_metrics,
@@ -59,13 +64,7 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
     policy = trainer.memory.policy(lease.spec)
     adapter = initial_adapter(lease.spec, policy, trainer.store, trainer.proxy)
     state = starting_state({name: master.to(policy.device) for name, master in adapter.items()})
-    prompts = decode_prompts(trainer.store.get(lease.input.prompts_key))
-    prompt_ids = canary_prompt(prompts[0].prompt_ids)
-    draft = Draft(
-        version=0,
-        state=state,
-        make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
-    )
+    draft = METHODS[lease.spec.kind].first(context, trainer, policy, state, lease.input, timer)
     sealed = seal(lease, policy, draft, timer)
     trainer.memory.keep(sealed.manifest, state)
     return InitOutput(manifest=publish(context, trainer, sealed, None).manifest)
@@ -84,7 +83,8 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput | HandIn:
     policy = trainer.memory.policy(lease.spec)
     parent = parent_version(context, trainer, lease.input.base_version)
     state = trainer.memory.state(parent) or stored_state(trainer, policy, parent)
-    draft = _step(context, trainer, policy, parent, state, lease.input, timer)
+    step = METHODS[lease.spec.kind].step
+    draft = step(context, trainer, policy, parent, state, lease.input, timer)
     sealed = seal(lease, policy, draft, timer)
     trainer.memory.keep(sealed.manifest, draft.state)
     log.info("The step is computed.", version=number, step_s=round(timer.total_s(), 2))
@@ -99,7 +99,8 @@ def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
     parent = published_version(trainer, lease.run_id, lease.input.base_version)
     policy = trainer.memory.policy(lease.spec)
     state = stored_state(trainer, policy, parent)
-    draft = _step(context, trainer, policy, parent, state, lease.input, Timer())
+    step = METHODS[lease.spec.kind].step
+    draft = step(context, trainer, policy, parent, state, lease.input, Timer())
     files = checkpoint.describe(checkpoint.encode(draft.state, policy, lease.spec))
     recomputed = next(file.sha256 for file in files if file.name == ADAPTER_WEIGHTS)
     return ReplayOutput(
@@ -109,7 +110,25 @@ def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
     )
 
 
-def _step(
+def _first_version(
+    context: JobContext,
+    trainer: Trainer,
+    policy: Policy,
+    state: TrainerState,
+    job: InitInput,
+    timer: Timer,
+) -> Draft:
+    """Version 0, whose canary continues the first prompt."""
+    prompts = decode_prompts(trainer.store.get(job.prompts_key))
+    prompt_ids = canary_prompt(prompts[0].prompt_ids)
+    return Draft(
+        version=0,
+        state=state,
+        make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
+    )
+
+
+def _next_version(
     context: JobContext,
     trainer: Trainer,
     policy: Policy,
@@ -119,7 +138,7 @@ def _step(
     timer: Timer,
 ) -> Draft:
     """The version that follows from the parent's state and the step's groups."""
-    spec = context.lease.spec
+    spec = trainer.memory.settled(context.lease.spec)
     base_version, number = step.base_version, step.base_version + 1
     policy.install(state.masters)
 
@@ -177,3 +196,9 @@ def _usable_groups(
             dropped.append(group_id)
             log.warning("Refused a group.", group=group_id, reason=reason)
     return usable, tuple(dropped)
+
+
+METHODS: Mapping[RunKind, Method] = {
+    "grpo": Method(first=_first_version, step=_next_version),
+    "sft": Method(first=sft.first_version, step=sft.next_version),
+}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load
+from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM
 
 from offbeat import keys
@@ -117,6 +117,25 @@ def test_an_adapter_that_cannot_be_read_is_refused(source: Run, trainer: Trainer
     source.store.put(f"{source.run_id}/broken/{ADAPTER_CONFIG}", b"{}")
     with pytest.raises(PermanentJobError, match="cannot be read"):
         successor(source, f"s3://tests/{source.run_id}/broken").init(trainer)
+
+
+@pytest.mark.parametrize(
+    ("weights", "config", "reason"),
+    [
+        ({"a": torch.ones(2, 2, dtype=torch.int8)}, b"{}", "a is torch.int8 or has values that"),
+        ({"a": torch.full((2, 2), torch.nan)}, b"{}", "has values that are not finite"),
+        ({"a": torch.ones(2, 2)}, b"[" * 100_000, "cannot be read: maximum recursion depth"),
+        ({"a": torch.ones(2, 2)}, b"7", "cannot be read: 'int' object is not iterable"),
+    ],
+)
+def test_a_hostile_adapter_is_refused(
+    weights: dict[str, torch.Tensor], config: bytes, reason: str, source: Run, trainer: Trainer
+) -> None:
+    folder = f"{source.run_id}/hostile"
+    source.store.put(f"{folder}/{ADAPTER_WEIGHTS}", save(weights))
+    source.store.put(f"{folder}/{ADAPTER_CONFIG}", config)
+    with pytest.raises(PermanentJobError, match=reason):
+        successor(source, f"s3://tests/{folder}").init(trainer)
 
 
 def test_the_adapter_config_is_peft_s_own(source: Run) -> None:

@@ -155,7 +155,7 @@ def base_logprobs(run: Run, trainer: Trainer) -> torch.Tensor:
         return policy.logprobs(PackedBatch.of_rows([row]), 1.0)[0]
 
 
-def test_a_version_is_small(run: Run, trainer: Trainer) -> None:
+def test_p5_a_version_is_small(run: Run, trainer: Trainer) -> None:
     """W16, P5: generators pull the adapter's parameters and little else."""
     run.init(trainer)
     (manifest,) = steps(run, trainer, 0, 1)
@@ -249,7 +249,7 @@ def test_the_next_step_starts_while_its_parent_is_handed_in(
     assert [hashes(manifest) for manifest in overlapped] == [hashes(one) for one in plain]
 
 
-def test_a_step_whose_parent_was_never_published_is_not_published(
+def test_x5_a_step_whose_parent_was_never_published_is_not_published(
     run: Run, trainer: Trainer
 ) -> None:
     version_0 = run.init(trainer)

@@ -20,7 +20,7 @@ from offbeat.objects import S3ObjectStore
 from scripts.parts import program
 from scripts.processes import StackError
 from scripts.stack import Stack, StackOptions, running_stack
-from tests.specs import spec_dict
+from tests.specs import sft_spec_dict, spec_dict
 
 pytestmark = pytest.mark.system
 
@@ -117,6 +117,62 @@ def test_rollouts_are_what_was_sampled_and_open_in_polars(
     shown = client.rollouts(run_id, step=1).data
     assert len(shown) == 8
     assert {view.trained_step for view in shown} == {1}
+
+
+def sft_spec_of(model: Path) -> dict[str, Any]:
+    return sft_spec_dict(
+        model={"id": str(model)},
+        data={"eval_size": 2},
+        eval={"every_steps": 3},
+        train={"steps": 6},
+    )
+
+
+def adapter_hashes(client: OffbeatClient, run_id: str) -> list[str]:
+    return [view.adapter_sha256 for view in client.checkpoints(run_id)]
+
+
+def test_a_supervised_run_from_the_command_line_to_the_adapter_and_on_to_grpo(
+    stack: Stack, client: OffbeatClient, tiny_model: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "run.yaml"
+    spec.write_text(yaml.safe_dump(sft_spec_of(tiny_model)))
+    watched = cli(stack, "submit", str(spec), "--watch")
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert "step 6/6, loss" in watched.stdout
+    runs = json.loads(cli(stack, "list", "--json").stdout)
+    (run,) = [run for run in runs if run["name"] == "test-sft"]
+    assert (run["status"], run["progress"]["version"]) == ("succeeded", 6)
+    series = client.metrics(run["id"]).series
+    assert [point.step for point in series["loss"]] == [1, 2, 3, 4, 5, 6]
+    assert [point.step for point in series["eval_loss"]] == [0, 3, 6]
+    downloaded = cli(stack, "adapter", run["id"], "-o", str(tmp_path / "adapter"))
+    assert downloaded.returncode == 0, downloaded.stderr
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any(tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
+    replayed = cli(stack, "replay", run["id"], "--step", "6", "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    assert json.loads(replayed.stdout)["is_same"] is True
+
+    start = {"init_from": f"{run['id']}@6"}
+    successor = client.submit(tiny_spec(tiny_model, lora=start, train={"steps": 1})).id
+    assert client.wait(successor, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
+    assert adapter_hashes(client, successor)[0] == adapter_hashes(client, run["id"])[6]
+
+
+def test_a_killed_trainer_changes_no_byte_of_a_supervised_run(
+    stack: Stack, client: OffbeatClient, tiny_model: Path
+) -> None:
+    undisturbed = client.submit(sft_spec_of(tiny_model)).id
+    assert client.wait(undisturbed, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
+    harmed = client.submit(sft_spec_of(tiny_model)).id
+    wait_for_step(client, harmed, 2)
+    trainer = stack.process("trainer-1")
+    trainer.kill()
+    trainer.wait()
+    stack.restart("trainer-1")
+    assert client.wait(harmed, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
+    assert adapter_hashes(client, harmed) == adapter_hashes(client, undisturbed)
 
 
 def test_a_stack_goes_on_where_it_stopped(tiny_model: Path, tmp_path: Path) -> None:

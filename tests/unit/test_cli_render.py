@@ -11,6 +11,7 @@ from offbeat.contracts.runs import (
     RunStatus,
 )
 from tests import run_views
+from tests.specs import sft_spec
 
 NOW = run_views.CREATED_AT + timedelta(seconds=400)
 
@@ -52,6 +53,19 @@ def test_the_details_of_a_run_begin_with_its_state() -> None:
         f"  started   {at + timedelta(seconds=2):%Y-%m-%d %H:%M:%S}",
         f"  finished  {at + timedelta(seconds=762):%Y-%m-%d %H:%M:%S}",
         "  took      12m40s",
+    ]
+
+
+def test_a_supervised_run_is_told_by_its_loss() -> None:
+    run = run_views.run(step=3).model_copy(update={"spec": sft_spec()})
+    progress = run.progress.model_copy(update={"reward": None, "loss": 1.234})
+    run = run.model_copy(update={"progress": progress})
+    assert render.progress_line(run).plain.startswith("step 3/40  loss 1.23  version 3")
+    assert "step 3/40, loss 1.23" in render.summary_line(run, NOW).plain
+    assert lines(render.spec_summary(run.spec)) == [
+        "  model  tiny, float32, LoRA rank 2",
+        "  data   inline: 8 rows",
+        "  train  3 supervised steps of 4 examples, learning rate 0.01",
     ]
 
 

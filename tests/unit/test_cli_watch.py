@@ -22,7 +22,7 @@ def shown(snapshot: Snapshot) -> list[str]:
 def test_the_live_view_has_the_state_the_trend_and_the_last_events() -> None:
     run = run_views.run(step=20)
     at = run_views.event(1, "").at.astimezone()
-    snapshot = Snapshot(run=run, rewards={1: 0.0, 2: 0.5, 3: 1.0}, events=())
+    snapshot = Snapshot(run=run, values={1: 0.0, 2: 0.5, 3: 1.0}, events=())
     assert shown(snapshot) == [
         "run-00000000a1  chain-sum  running",
         "━" * 20 + " " * 20 + "  6m38s",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,14 @@ def test_a_part_that_breaks_scores_nothing_and_the_others_go_on(
     [failure] = batch.failures
     assert failure.part == part.label
     assert message in failure.message
+
+
+def test_x6_a_thread_scores_within_the_limit_and_without_signals(scorer: RewardScorer) -> None:
+    evil = RegexReward(type="regex", name="evil", pattern="(a+)+$", timeout_s=0.3)
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(scorer.score, [evil, EXACT], samples("a" * 40 + "!", "yes")).result()
+    assert [score.reward for score in batch.scores] == [0.0, 0.5]
+    assert [failure.message for failure in batch.failures] == ["was not done after 0.3 s"]
 
 
 def test_a_part_alone_that_breaks_leaves_no_reward(scorer: RewardScorer) -> None:

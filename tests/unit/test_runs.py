@@ -161,6 +161,35 @@ def test_dynamic_sampling_replaces_groups_without_variance_up_to_its_cap() -> No
     assert next_commands(state) == [Train(base_version=0, indexes=(0, 1))]
 
 
+def test_a_synchronous_step_replaces_flat_groups_once_all_are_there() -> None:
+    """Whichever came first: so the bytes do not depend on it."""
+    dynamic = spec(
+        rollout={**STEP, "groups_per_step": 3, "dynamic_sampling": True},
+        train={"steps": 4},
+        staleness={"max_versions": 0},
+    )
+    state = replace(running(ready=flat_groups(True, False), generating=1), spec=dynamic)
+    assert next_commands(state) == []
+    state = replace(state, ready=flat_groups(True, False, True), generating=0)
+    assert next_commands(state)[0] == Drop(indexes=(1,), reason="zero_variance")
+
+
+@pytest.mark.parametrize("generators", [0, 1, 2, 7])
+def test_a_synchronous_step_does_not_depend_on_how_many_generators_are_alive(
+    generators: int,
+) -> None:
+    synchronous = spec(
+        rollout={"group_size": 16, "groups_per_step": 7},
+        train={"steps": 4},
+        staleness={"max_versions": 0},
+    )
+    commands = next_commands(replace(running(generators=generators), spec=synchronous))
+    assert commands == [
+        *([Generate(num_groups=2, min_version=0)] * 3),
+        Generate(num_groups=1, min_version=0),
+    ]
+
+
 def test_a_run_ends_after_its_last_step_and_evaluation() -> None:
     end = End(action=RunAction.SUCCEED, reason="all 4 steps are done")
     assert next_commands(running(version=4)) == [end]

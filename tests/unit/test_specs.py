@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.contracts.run_spec import RunSpec
+from offbeat.plain_json import DEPTH_MAX, VALUES_MAX
 from offbeat.specs import (
-    DEPTH_MAX,
     FILE_BYTES_MAX,
-    VALUES_MAX,
     InvalidSpecError,
     SpecFormat,
     load_spec,
@@ -91,7 +90,7 @@ def test_unknown_keys_come_with_the_nearest_known_one() -> None:
         "learning_rate: unknown key; it belongs in train",
         "seed: unknown key; it belongs in data or train",
         "colour: unknown key; known here: name, kind, pool, priority, tags, model, lora, data, "
-        "rewards, rollout, train, staleness, eval, limits, retention",
+        "rewards, rollout, sft, train, staleness, eval, limits, retention",
     ]
 
 
@@ -130,14 +129,14 @@ def test_wrong_types_are_told_in_plain_words() -> None:
         "seed": 1.5,
     }
     raw = {
-        **spec_dict(name=False, kind="sft", tags=["a"], rewards={}, train=train),
+        **spec_dict(name=False, kind="dpo", tags=["a"], rewards={}, train=train),
         "model": None,
         "lora": {"target_modules": "all"},
         "rollout": [],
     }
     assert complaints(raw) == [
         "name: must be text, not false",
-        'kind: must be "grpo", not "sft"',
+        'kind: "dpo" is not one of grpo, sft',
         "tags: must be a section, not a list",
         "model: must be a section, not null",
         'lora.target_modules: must be "all-linear" or a list, not "all"',

@@ -41,8 +41,11 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("unscorable", [NAN, INF, -INF])
-def test_an_unscorable_sample_is_left_out_and_has_no_advantage(unscorable: float) -> None:
-    assert advantages("group_mean", [[1, 0, 0, unscorable]]) == approx([[2 / 3, -1 / 3, -1 / 3, 0]])
+def test_s9_the_survivors_of_a_group_keep_their_own_baseline(unscorable: float) -> None:
+    """One of eight is lost: the others are compared with the mean of seven, 2/7."""
+    rewards = [1, 0, 0, unscorable, 0, 1, 0, 0]
+    expected = [5 / 7, -2 / 7, -2 / 7, 0, -2 / 7, 5 / 7, -2 / 7, -2 / 7]
+    assert advantages("group_mean", [rewards]) == approx([expected])
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from offbeat.algorithms.packing import PackedBatch, Row
+from offbeat.algorithms.example_packing import Example, pack_examples
+from offbeat.algorithms.packing import PackedBatch, PackedTokens, Row
 from services.trainer.attention import packed_attention, row_layouts, use_packed_attention
 from services.trainer.faithful import unscored
 
@@ -32,6 +33,13 @@ def batch(*rows: tuple[int, tuple[int, ...]]) -> PackedBatch:
     )
 
 
+def examples(*lengths: int) -> PackedTokens:
+    """Two rows of nine and seven tokens and a short one, which have nothing in common."""
+    made = [Example(ids=(1,) * n, is_target=(False, *[True] * (n - 1))) for n in lengths]
+    [packed] = pack_examples(made, 27)
+    return packed
+
+
 @pytest.mark.parametrize(
     "packed",
     [
@@ -39,9 +47,10 @@ def batch(*rows: tuple[int, tuple[int, ...]]) -> PackedBatch:
         pytest.param(batch((5, (3, 3, 3))), id="equal lengths"),
         pytest.param(batch((4, (1, 7, 2))), id="ragged"),
         pytest.param(batch((3, (2, 5)), (9, (1, 1, 1, 1)), (1, (4,))), id="padded rows"),
+        pytest.param(examples(7, 5, 4, 2), id="examples without a prompt"),
     ],
 )
-def test_it_is_the_plain_attention_under_a_dense_mask(packed: PackedBatch) -> None:
+def test_it_is_the_plain_attention_under_a_dense_mask(packed: PackedTokens) -> None:
     generator = torch.Generator().manual_seed(1)
     B, T = packed.ids_BT.shape
     query, key, value = (

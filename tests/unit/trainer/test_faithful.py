@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.algorithms.packing import PackedBatch, Row
+from offbeat.algorithms.example_packing import Example, pack_examples
+from offbeat.algorithms.packing import PackedBatch, PackedTokens, Row
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from services.trainer.faithful import (
     PACKING_ERROR_MAX,
@@ -49,8 +50,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_packing_is_exact_up_to_rounding(policy: Policy, shape: PackedBatch) -> None:
+[EXAMPLES] = pack_examples(
+    [
+        Example(ids=tuple(range(place, place + 6)), is_target=(False, *[True] * 5))
+        for place in (10, 30, 50)
+    ],
+    64,
+)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, EXAMPLES])
+def test_packing_is_exact_up_to_rounding(policy: Policy, shape: PackedTokens) -> None:
     assert packing_error(policy, shape) < 1e-5
 
 
@@ -60,15 +70,15 @@ class Leaky:
 
     policy: Policy
 
-    def distributions(self, batch: PackedBatch) -> Tensor:
+    def distributions(self, batch: PackedTokens) -> Tensor:
         return self.policy.distributions(replace(batch, segments_BT=batch.segments_BT.clamp(max=1)))
 
     def plain_distributions(self, ids: tuple[int, ...], num_last: int) -> Tensor:
         return self.policy.plain_distributions(ids, num_last)
 
 
-@pytest.mark.parametrize("shape", [smallest_batch(), *SHAPES[2:]])
-def test_a_leak_between_completions_is_seen(policy: Policy, shape: PackedBatch) -> None:
+@pytest.mark.parametrize("shape", [smallest_batch(), *SHAPES[2:], EXAMPLES])
+def test_a_leak_between_completions_is_seen(policy: Policy, shape: PackedTokens) -> None:
     assert packing_error(Leaky(policy), shape) > PACKING_ERROR_MAX
 
 

@@ -1,0 +1,128 @@
+"""A supervised run's versions: the first one, and each step from a version to the next.
+
+    parent's state + examples -> rows -> gradient of the cross-entropy -> AdamW -> validation
+
+A step depends on nothing else, and what becomes of its draft is the same as in any other run: see
+`run.py`. Where a version is to be validated, its loss on the held-out examples belongs to the step
+that makes it, so no other worker is needed.
+"""
+
+import structlog
+
+from offbeat.contracts.jobs import InitInput, StepInput
+from offbeat.contracts.weights import Manifest, SkippedStep
+from offbeat.errors import NotFiniteError
+from offbeat.worker import JobContext
+from services.trainer.canary import canary_prompt, first_canary, next_canary
+from services.trainer.metrics import Metrics, Timer, packing_metrics
+from services.trainer.model import Policy, Tensors
+from services.trainer.optimizer import next_state
+from services.trainer.publish import Draft, Trainer
+from services.trainer.sft_batch import example_batches, examples_of
+from services.trainer.sft_gradient import sft_gradient, validation
+from services.trainer.skipped import skip_step
+from services.trainer.state import TrainerState
+
+log = structlog.get_logger(__name__)
+
+
+def first_version(
+    context: JobContext,
+    trainer: Trainer,
+    policy: Policy,
+    state: TrainerState,
+    job: InitInput,
+    timer: Timer,
+) -> Draft:
+    """Version 0, whose canary continues the beginning of the first example."""
+    [example] = examples_of(trainer.examples.fetch(job.prompts_key), [0])
+    prompt_ids = canary_prompt(example.ids[: example.is_target.index(True)])
+    return Draft(
+        version=0,
+        state=state,
+        make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
+        metrics=_validated(context, trainer, policy, state.masters, 0, job.eval_prompts_key, timer),
+    )
+
+
+def next_version(
+    context: JobContext,
+    trainer: Trainer,
+    policy: Policy,
+    parent: Manifest,
+    state: TrainerState,
+    step: StepInput,
+    timer: Timer,
+) -> Draft:
+    """The version that follows from the parent's state and the step's examples."""
+    assert step.examples is not None, "the steps of a supervised run name examples"
+    spec, base_version = trainer.memory.settled(context.lease.spec), step.base_version
+    number = base_version + 1
+    with timer.part("example_fetch"):
+        table = trainer.examples.fetch(step.examples.examples_key)
+        examples = examples_of(table, step.examples.rows)
+    batches = example_batches(examples, spec.train, policy.device)
+    policy.install(state.masters)
+
+    def between(done: float) -> None:
+        context.progress = done
+        context.check()
+
+    skipped: SkippedStep | None = None
+    try:
+        with timer.part("fwd_bwd"):
+            gradient, seen = sft_gradient(
+                policy, batches, spec.train, version=number, between=between
+            )
+        with timer.part("optimizer"):
+            new_state, update_metrics = next_state(state, gradient, spec.train, base_version)
+    except NotFiniteError as error:
+        log.warning("Skipped a step.", version=number, reason=error.detail)
+        skipped = skip_step(trainer.store, context.lease, step, parent, error)
+        new_state, seen, update_metrics = state, {}, {}
+
+    num_tokens = sum(len(example.ids) for example in examples)
+    return Draft(
+        version=number,
+        state=new_state,
+        make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
+        metrics={
+            **update_metrics,
+            **seen,
+            "num_tokens": num_tokens,
+            "epoch": number * spec.sft.batch_size / len(table),
+            **packing_metrics(batches),
+            **_validated(
+                context,
+                trainer,
+                policy,
+                new_state.masters,
+                number,
+                step.examples.eval_examples_key,
+                timer,
+            ),
+        },
+        num_tokens=num_tokens,
+        skipped=skipped,
+    )
+
+
+def _validated(
+    context: JobContext,
+    trainer: Trainer,
+    policy: Policy,
+    masters: Tensors,
+    version: int,
+    examples_key: str | None,
+    timer: Timer,
+) -> Metrics:
+    """The metrics of a version on the held-out examples; none where it is not to be validated."""
+    spec = trainer.memory.settled(context.lease.spec)
+    if version not in spec.validated_versions or examples_key is None:
+        return {}
+    with timer.part("eval"):
+        table = trainer.examples.fetch(examples_key)
+        examples = examples_of(table, range(len(table)))
+        policy.install(masters)
+        batches = example_batches(examples, spec.train, policy.device)
+        return validation(policy, batches, lambda _: context.check())

@@ -1,0 +1,63 @@
+"""Cross-entropy over the targets of a step: its exact gradient, and the same without one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.cross_entropy import TargetScores
+from offbeat.algorithms.packing import PackedTokens
+from offbeat.contracts.run_spec import TrainSection
+from services.trainer.gradient import Between, Gradient, accumulate
+from services.trainer.metrics import Metrics
+from services.trainer.model import Policy
+
+
+def sft_gradient(
+    policy: Policy,
+    batches: Sequence[PackedTokens],
+    train: TrainSection,
+    *,
+    version: int,
+    between: Between,
+) -> tuple[Gradient, Metrics]:
+    """The gradient of the mean loss over the targets of the whole step, and what there was to see.
+
+    Raises as `accumulate` does.
+    """
+    num_targets = sum(len(batch.targets_N) for batch in batches)
+
+    def forward(batch: PackedTokens) -> tuple[Tensor, TargetScores]:
+        scores = policy.target_scores(batch)
+        part = scores.losses_N.sum() / num_targets
+        return part, replace(scores, losses_N=scores.losses_N.detach())
+
+    gradient, records = accumulate(
+        policy, batches, forward, train, version=version, between=between
+    )
+    return gradient, _means(records)
+
+
+@torch.no_grad()
+def validation(policy: Policy, batches: Sequence[PackedTokens], between: Between) -> Metrics:
+    """The mean loss over all targets under the installed weights, and what there was to see."""
+    for batch in batches:
+        policy.check_packing(batch)
+    records: list[TargetScores] = []
+    for done, batch in enumerate(batches):
+        between(done / len(batches))
+        records.append(policy.target_scores(batch.to(policy.device)))
+    loss = float(torch.cat([record.losses_N for record in records]).mean())
+    means = {"loss": loss, **_means(records)}
+    return {f"eval_{name}": value for name, value in means.items() if math.isfinite(value)}
+
+
+def _means(records: Sequence[TargetScores]) -> Metrics:
+    entropy_N = torch.cat([record.entropy_N for record in records])
+    is_best_N = torch.cat([record.is_best_N for record in records])
+    return {
+        "entropy": float(entropy_N.mean()),
+        "mean_token_accuracy": float(is_best_N.float().mean()),
+    }
