@@ -29,6 +29,7 @@ from offbeat.contracts.base import Contract
 from offbeat.contracts.chat import ChatMessage
 from offbeat.contracts.completions import ChatCompletionChunk, ErrorEnvelope
 from offbeat.contracts.jobs import JobStatus
+from offbeat.contracts.plan import Plan, PlanOptions
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import (
     CheckpointView,
@@ -118,6 +119,31 @@ class OffbeatClient(ServiceClient):
             retry_for_s=self._retry_for_s,
         )
         return self._read(RunView, response.content)
+
+    def plan(
+        self,
+        spec: RunSpec | Mapping[str, object],
+        gpus: str,
+        nodes: int = 1,
+        options: PlanOptions | None = None,
+        *,
+        config: Mapping[str, object] | None = None,
+    ) -> Plan:
+        """What the run would need on so many nodes with these GPUs each, `8xA100-80GB`.
+
+        `config` is the `config.json` of a model that the service does not know by name.
+        """
+        if isinstance(spec, RunSpec):
+            spec = spec.model_dump(mode="json", exclude_unset=True)
+        body = {
+            "spec": dict(spec),
+            "gpus": gpus,
+            "nodes": nodes,
+            "options": (options or PlanOptions()).model_dump(exclude_unset=True),
+            "config": None if config is None else dict(config),
+        }
+        response = self.call("POST", "/v1/plan", json=body, retry_for_s=self._retry_for_s)
+        return self._read(Plan, response.content)
 
     def runs(
         self, status: RunStatus | None = None, limit: int = 50, after: str | None = None

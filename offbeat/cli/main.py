@@ -13,6 +13,7 @@ from rich.text import Text
 
 from offbeat.cli import render
 from offbeat.cli.chat import Conversation, converse
+from offbeat.cli.plan import SpecFile, plan
 from offbeat.cli.projects import keys, projects
 from offbeat.cli.session import (
     EXIT_CODE_HELP,
@@ -45,12 +46,7 @@ app = typer.Typer(
 app.add_typer(projects, name="project", rich_help_panel=FLEET)
 app.add_typer(keys, name="key", rich_help_panel=FLEET)
 
-SpecFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE", exists=True, dir_okay=False, help="The spec: .toml, .yaml or .json."
-    ),
-]
+app.command(rich_help_panel=RUNS)(plan)
 
 
 @app.command(rich_help_panel=RUNS)

@@ -12,6 +12,9 @@ import torch
 
 from offbeat.contracts.run_spec import LoraSection, ModelSection, RunSpec
 from offbeat.contracts.weights import Manifest
+from offbeat.errors import InvalidRequestError
+from offbeat.plan.auto import decided
+from offbeat.plan.known_models import architecture_of
 from services.trainer.model import Policy
 from services.trainer.state import TrainerState
 
@@ -28,6 +31,22 @@ class Memory:
         self._policy_key: tuple[ModelSection, LoraSection] | None = None
         self._state: TrainerState | None = None
         self._manifest: Manifest | None = None
+
+    def folder(self, model: ModelSection) -> Path:
+        """The files of a base model; fetched or converted on first use."""
+        return self._resolve_model(model)
+
+    def settled(self, spec: RunSpec) -> RunSpec:
+        """The spec with what the plan chooses for this GPU in place of `auto`; on a CPU, and for a
+        model of another build, as it is."""
+        if self._device.type != "cuda":
+            return spec
+        gpu_bytes = torch.cuda.get_device_properties(self._device).total_memory
+        try:
+            return decided(spec, architecture_of(str(self.folder(spec.model))), gpu_bytes)
+        except InvalidRequestError as error:
+            log.info("No plan is made for this model.", reason=error.detail)
+            return spec
 
     def policy(self, spec: RunSpec) -> Policy:
         """The policy of a run, loaded unless the last job's serves. Its copies are of any run."""

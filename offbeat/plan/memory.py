@@ -1,0 +1,232 @@
+"""Bytes on one GPU by kind, at each moment of a step that can be its peak; and on the host.
+
+    head      the forward is done: all kept activations, and the logits
+    backward  of the last block: its activations again, its weights, its gradients
+    end       the backward of the first block: all gradients, and that block
+    update    gradients, moments and the new state; no activations
+
+Every rank holds the same, a share of what is sharded and all of its own activations; rank 0's host
+memory also takes what is published.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
+from offbeat.plan.architecture import Architecture
+from offbeat.plan.parameters import lora_parameters, parameters_of
+from offbeat.plan.setup import Recipe, Setup
+
+Phase = Literal["head", "backward", "end", "update"]
+
+NF4_BYTES = 0.5
+NAIVE_LOGITS_BYTES = 15.5
+"""A logit and its copies, in the model's and in float32, with their gradients (reference)."""
+CHUNKED_LOGITS_BYTES = 2.75
+"""A logit in bfloat16, with its gradient chunk by chunk (fitted to torchtune's ladder)."""
+HEAD_POSITIONS = 64
+"""Positions whose logits exist at once in `offbeat.algorithms.logprobs`: float32, twice, and their
+gradient in the model's type."""
+UNITS_GATHERED = 2
+"""Blocks whose weights are there at once: the one in use, and the next one on its way."""
+PROCESS_BYTES = 2_000_000_000
+"""A Python process with torch and CUDA's libraries, on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Bytes by kind at one moment."""
+
+    phase: Phase
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    gathered: float
+    """Weights and gradients of whole units, put together from all ranks or brought from the host,
+    and a weight that is dequantised."""
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """All kinds."""
+        return sum(getattr(self, field.name) for field in fields(self) if field.name != "phase")
+
+
+def peak(model: Architecture, setup: Setup, recipe: Recipe) -> Moment:
+    """The moment that takes most."""
+    return max(moments(model, setup, recipe), key=lambda moment: moment.total)
+
+
+def moments(model: Architecture, setup: Setup, recipe: Recipe) -> tuple[Moment, ...]:
+    """Each moment that can be the peak."""
+    own = sharded_bytes(model, setup, recipe)
+    on_gpu = own if not setup.is_offloaded else ShardedBytes(quant_state=own.quant_state)
+    kept, block = _kept_bytes(model, setup, recipe), block_bytes(model, setup, recipe)
+    again = kept + block if setup.is_checkpointed else kept
+    early = on_gpu.gradients if recipe.keeps_gradients else 0
+    back = backward_bytes(model, setup, recipe)
+    gathered = _gathered_in_backward(model, setup, recipe)
+
+    def moment(phase: Phase, gradients: float, **kinds: float) -> Moment:
+        return _moment(recipe, phase, on_gpu, gradients, **kinds)
+
+    return (
+        moment(
+            "head",
+            early,
+            activations=kept,
+            logits=logits_bytes(model, setup, recipe),
+            gathered=_gathered_at_head(model, setup, recipe),
+        ),
+        moment("backward", early, activations=again + back, gathered=gathered),
+        moment("end", on_gpu.gradients, activations=block + back, gathered=gathered),
+        moment("update", on_gpu.gradients),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedBytes:
+    """What a rank holds from step to step, and what an update makes."""
+
+    quant_state: float
+    weights: float = 0
+    gradients: float = 0
+    moments: float = 0
+    update: float = 0
+
+    @property
+    def total(self) -> float:
+        """All but the quantisation's constants, which never leave the GPU."""
+        return self.weights + self.gradients + self.moments + self.update
+
+
+def sharded_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> ShardedBytes:
+    """A rank's share of parameters, gradients and optimizer states."""
+    counts, trained = parameters_of(model), trained_parameters(model, setup)
+    base = recipe.base_bytes or setup.dtype_bytes
+    copies = trained * (recipe.trained_bytes + recipe.copy_bytes)
+    weights: float
+    if setup.method == "full":
+        weights = counts.total * recipe.trained_bytes
+    elif setup.method == "lora":
+        weights = counts.total * base + copies
+    else:
+        weights = counts.linear * NF4_BYTES + (counts.total - counts.linear) * base + copies
+    gradients = 0 if recipe.updates_in_backward else trained * recipe.gradient_bytes
+    paged = 0 if recipe.moments_are_paged else trained * recipe.moment_bytes
+    update = trained * recipe.update_bytes if setup.method != "full" else 0
+    n = setup.num_shards
+    quant_state = counts.linear * recipe.quant_state_bytes if setup.method == "qlora" else 0
+    return ShardedBytes(
+        quant_state=quant_state / n if recipe.shards_quant_state else quant_state,
+        weights=weights / n,
+        gradients=gradients / n,
+        moments=paged / n,
+        update=update / n,
+    )
+
+
+def trained_parameters(model: Architecture, setup: Setup) -> int:
+    """All of them, or the adapter's."""
+    if setup.method == "full":
+        return parameters_of(model).total
+    return lora_parameters(model, setup.rank, setup.targets)
+
+
+def logits_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
+    """What the head and the loss need at once."""
+    tokens, size = setup.token_budget, setup.dtype_bytes
+    if recipe.head == "naive":
+        return NAIVE_LOGITS_BYTES * tokens * model.vocabulary
+    if recipe.head == "chunked":
+        return CHUNKED_LOGITS_BYTES * tokens * model.vocabulary
+    positions = min(HEAD_POSITIONS, tokens)
+    hidden = 2 * tokens * model.hidden * size
+    return positions * model.vocabulary * (2 * 4 + size) + hidden
+
+
+def host_bytes(model: Architecture, setup: Setup, recipe: Recipe, *, publishes: bool) -> float:
+    """Host memory of one rank: the process, what is offloaded, and on the rank that publishes all
+    trained weights in float32, twice: gathered, and as a file."""
+    own = sharded_bytes(model, setup, recipe)
+    offloaded = own.total if setup.is_offloaded else 0
+    is_adapter = setup.method != "full"
+    gathered = 8 * trained_parameters(model, setup) if publishes and is_adapter else 0
+    return PROCESS_BYTES + offloaded + gathered
+
+
+def unit_bytes(model: Architecture, setup: Setup) -> float:
+    """The weights of one block as they are gathered."""
+    counts = parameters_of(model)
+    if setup.method != "qlora":
+        return counts.block * setup.dtype_bytes
+    linear = counts.linear // model.num_layers
+    return linear * NF4_BYTES + (counts.block - linear) * setup.dtype_bytes
+
+
+def _moment(
+    recipe: Recipe,
+    phase: Phase,
+    own: ShardedBytes,
+    gradients: float,
+    *,
+    activations: float = 0,
+    logits: float = 0,
+    gathered: float = 0,
+) -> Moment:
+    parameters = own.quant_state + own.weights
+    optimizer = own.moments + (own.update if phase == "update" else 0)
+    used = parameters + gradients + optimizer + activations + logits + gathered
+    return Moment(
+        phase=phase,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        logits=logits,
+        gathered=gathered,
+        overhead=used * recipe.slack + recipe.context_bytes,
+    )
+
+
+def _kept_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
+    """Activations between forward and backward."""
+    if recipe.offloads_activations:
+        return 0
+    if setup.is_checkpointed:
+        return checkpoint_bytes(model, setup)
+    return model.num_layers * block_bytes(model, setup, recipe)
+
+
+def _is_gathered(setup: Setup, recipe: Recipe) -> bool:
+    """A rank computes with other tensors than those it holds."""
+    casts = setup.method == "full" and recipe.trained_bytes != setup.dtype_bytes
+    return setup.num_shards > 1 or setup.is_offloaded or casts
+
+
+def _tables_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
+    """Embedding and head that stay gathered: a shared table always does."""
+    stays = recipe.gathers_tables_for_good or model.is_tied
+    return parameters_of(model).tables * setup.dtype_bytes if stays else 0
+
+
+def _gathered_at_head(model: Architecture, setup: Setup, recipe: Recipe) -> float:
+    table = parameters_of(model).table * setup.dtype_bytes
+    gradient = table if setup.method == "full" else 0
+    if not _is_gathered(setup, recipe):
+        return 0 if recipe.keeps_gradients else gradient
+    return (_tables_bytes(model, setup, recipe) or table) + gradient
+
+
+def _gathered_in_backward(model: Architecture, setup: Setup, recipe: Recipe) -> float:
+    counts = parameters_of(model)
+    largest = max(inputs * outputs for inputs, outputs in model.linears.values())
+    dequantised = largest * setup.dtype_bytes if setup.method == "qlora" else 0
+    if not _is_gathered(setup, recipe):
+        return dequantised
+    gathered = _tables_bytes(model, setup, recipe) + UNITS_GATHERED * unit_bytes(model, setup)
+    if setup.method == "full":
+        gathered += counts.block * (setup.dtype_bytes + recipe.reduce_bytes)
+    return gathered + dequantised

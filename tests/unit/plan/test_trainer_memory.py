@@ -1,0 +1,92 @@
+"""The formulas against the trainer itself: all tensors of a real step, counted."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.plan.architecture import Architecture
+from offbeat.plan.choice import BAND
+from offbeat.plan.known_models import architecture_of
+from offbeat.plan.memory import peak
+from offbeat.plan.parameters import lora_targets
+from offbeat.plan.setup import OFFBEAT, Setup
+from services.trainer.batch import StepBatch
+from services.trainer.gradient import micro_batches, step_gradient
+from services.trainer.initial import seeded_adapter
+from services.trainer.model import Policy
+from services.trainer.optimizer import next_state
+from services.trainer.state import starting_state
+from tests.specs import spec
+from tests.unit.plan.live_tensors import LiveTensors
+from tests.unit.trainer.rollouts import rollout
+
+NUM_PROMPT, GROUP_SIZE = 2, 8
+
+
+def group_spec(dtype: Literal["bfloat16", "float32"], length: int, *, ac: bool) -> RunSpec:
+    return spec(
+        model={"id": "tiny", "dtype": dtype},
+        lora={"rank": 4, "alpha": 4},
+        rollout={"group_size": GROUP_SIZE, "groups_per_step": 1, "max_new_tokens": length},
+        train={
+            "steps": 2,
+            "gradient_checkpointing": ac,
+            "token_budget": NUM_PROMPT + GROUP_SIZE * length,
+        },
+    )
+
+
+def step_peak_bytes(model: Path, run: RunSpec, length: int) -> int:
+    """Take a step on one group of equally long completions."""
+    policy = Policy.load(model, run.model, run.lora, torch.device("cpu"))
+    state = starting_state(seeded_adapter(policy.shapes, 0))
+    policy.install(state.masters)
+    samples = [
+        rollout(sample, reward=sample % 2, version=0, ids=tuple(range(7, 7 + length)))
+        for sample in range(GROUP_SIZE)
+    ]
+    batch = StepBatch.of_groups([tuple(samples)], run)
+    rows = micro_batches(batch, run, policy.device)
+    assert [row.ids_BT.numel() for row in rows] == [NUM_PROMPT + GROUP_SIZE * length]
+    for row in rows:
+        policy.check_packing(row)
+    held = (*policy._model.parameters(), *policy._model.buffers())
+    states = (state.masters, state.exp_avg, state.exp_avg_sq)
+    alive = [*held, *(tensor for part in states for tensor in part.values())]
+    with LiveTensors(tensor.data for tensor in alive) as live:
+        gradient = step_gradient(policy, rows, batch, run, version=1, between=lambda _: None)
+        next_state(state, gradient, run.train, 0)
+    return live.peak_bytes
+
+
+def estimate_bytes(model: Architecture, run: RunSpec, length: int, *, ac: bool) -> float:
+    """On a CPU attention is no kernel: the weights of every pair that sees one another are kept."""
+    pairs = NUM_PROMPT**2 + GROUP_SIZE * length * (NUM_PROMPT + length)
+    size = {"bfloat16": 2, "float32": 4}[run.model.dtype]
+    setup = Setup(
+        method="lora",
+        token_budget=NUM_PROMPT + GROUP_SIZE * length,
+        is_checkpointed=ac,
+        rank=4,
+        targets=lora_targets(model, "all-linear"),
+        dtype_bytes=size,
+        visible_pairs=pairs,
+    )
+    recipe = replace(OFFBEAT, copy_bytes=size, slack=0.0, context_bytes=0)
+    return peak(model, setup, recipe).total
+
+
+@pytest.mark.parametrize("ac", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("length", [30, 60])
+def test_a_real_step_takes_what_the_formula_says(
+    tiny_model: Path, dtype: Literal["bfloat16", "float32"], length: int, ac: bool
+) -> None:
+    run = group_spec(dtype, length, ac=ac)
+    counted = step_peak_bytes(tiny_model, run, length)
+    formula = estimate_bytes(architecture_of(str(tiny_model)), run, length, ac=ac)
+    assert formula == pytest.approx(counted, rel=BAND)
