@@ -12,6 +12,7 @@
     │   └── LeaseLostError        409  this attempt no longer holds the job: stop, drop the result
     ├── HeldBackError             423  the worker gets no job now; the message went back
     ├── UnavailableError          503  a dependency does not answer; trying again may help
+    │   ├── OutageError           503  one that the whole fleet needs is away: nobody is to blame
     │   ├── ObjectNotFoundError   404  no object under this key
     │   └── RateLimitedError      429  too many requests with one key
     ├── IntegrityError            500  bytes or policies are not what their hash or canary says
@@ -127,6 +128,13 @@ class UnavailableError(OffbeatError):
     status = 503
     slug = "unavailable"
     title = "A dependency is unavailable"
+
+
+class OutageError(UnavailableError):
+    """The object store or a service is away: whoever needed it did nothing wrong."""
+
+    slug = "outage"
+    title = "A part that all workers need is away"
 
 
 class ObjectNotFoundError(UnavailableError):

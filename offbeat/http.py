@@ -26,6 +26,7 @@ from offbeat.errors import (
     LeaseLostError,
     NotFoundError,
     OffbeatError,
+    OutageError,
     QuotaExceededError,
     RateLimitedError,
     UnauthorizedError,
@@ -49,6 +50,7 @@ _ERRORS: dict[str, type[OffbeatError]] = {
         InvalidRequestError,
         LeaseLostError,
         NotFoundError,
+        OutageError,
         QuotaExceededError,
         UnauthorizedError,
         UnavailableError,
@@ -62,6 +64,10 @@ _ERRORS_BY_STATUS: dict[int, type[OffbeatError]] = {
     410: GoneError,
     409: ConflictError,
     422: InvalidRequestError,
+    # Of whatever stands in front of a service that is away.
+    502: OutageError,
+    503: OutageError,
+    504: OutageError,
 }
 
 
@@ -117,7 +123,7 @@ class ServiceClient:
         try:
             response = self.http.request(method, path, **request)
         except httpx.TransportError as error:
-            raise UnavailableError(f"{self.http.base_url} does not answer: {error!r}") from error
+            raise OutageError(f"{self.http.base_url} does not answer: {error!r}") from error
         raise_for_problem(response)
         return response
 

@@ -27,7 +27,7 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as StoreConnectionError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
-from offbeat.errors import ObjectNotFoundError, UnavailableError
+from offbeat.errors import ObjectNotFoundError, OutageError, UnavailableError
 from offbeat.settings import ObjectStoreSettings
 
 if TYPE_CHECKING:
@@ -237,11 +237,15 @@ def _code(error: ClientError) -> str:
 
 def _is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed once the store, or this machine's clock, is well again."""
-    cause = error.__cause__
-    if isinstance(cause, ClientError):
-        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status >= HTTPStatus.INTERNAL_SERVER_ERROR or SKEWED_CLOCK in str(cause)
-    return isinstance(cause, PASSING_ERRORS) and not isinstance(cause, SSLError)
+    return isinstance(error, OutageError) or SKEWED_CLOCK in str(error)
+
+
+def _is_outage(error: BotoCoreError | ClientError | RetriesExceededError) -> bool:
+    """Whether the store is away, or ill: it is the same for everybody."""
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return isinstance(error, PASSING_ERRORS) and not isinstance(error, SSLError)
 
 
 def _translated(
@@ -249,4 +253,5 @@ def _translated(
 ) -> UnavailableError:
     if isinstance(error, ClientError) and _code(error) in {"404", "NoSuchKey", "NotFound"}:
         return ObjectNotFoundError(f"no object under {key!r}")
-    return UnavailableError(f"the object store failed on {key!r}: {error}")
+    kind = OutageError if _is_outage(error) else UnavailableError
+    return kind(f"the object store failed on {key!r}: {error}")

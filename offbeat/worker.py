@@ -15,11 +15,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
 from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
+from celery.worker.request import Request
+from kombu.transport.virtual import QoS
 
 from offbeat.contracts.jobs import JobKind, JobMessage, JobOutput, WorkerRole
 from offbeat.contracts.leases import (
@@ -39,6 +42,7 @@ from offbeat.errors import (
     LeaseLostError,
     NotFoundError,
     OffbeatError,
+    OutageError,
     PermanentJobError,
     UnavailableError,
 )
@@ -52,6 +56,11 @@ T = TypeVar("T")
 
 REPORT_INTERVAL_S = 5.0
 MESSAGE_CHARS_MAX = 4000
+OUTAGE_PAUSE_S = 15.0
+"""How long a worker takes no job after one that ended in an outage, which had waited for a minute
+already: the next one would need the same."""
+ALIVE_FILE = "alive"
+"""In a worker's data folder; for health checks, which see by its age that the process lives."""
 
 
 class JobContext:
@@ -243,15 +252,19 @@ class JobRunner:
             worker_id=self.worker_id,
             message=message[:MESSAGE_CHARS_MAX],
             permanent=permanent,
+            outage=isinstance(error, OutageError),
         )
         try:
             self.orchestrator.fail(lease.job_id, request)
         except OffbeatError as unreported:
             log.warning("The failure could not be reported.", error=unreported.detail)
+        if request.outage:
+            self._leaving.wait(OUTAGE_PAUSE_S)
 
 
 class Presence:
-    """Tells the orchestrator every few seconds that the worker lives, also while it is idle."""
+    """Tells every few seconds that the worker lives, also while it is idle: the orchestrator by a
+    report, the machine by a file."""
 
     def __init__(
         self,
@@ -261,6 +274,8 @@ class Presence:
         pool: str,
         engine: str,
         serving: Callable[[], tuple[ServedVersion, ...]] = tuple,
+        *,
+        data_dir: Path | None = None,
     ) -> None:
         self._orchestrator = orchestrator
         self._worker_id = worker_id
@@ -268,6 +283,7 @@ class Presence:
         self._pool = pool
         self._engine = engine
         self._serving = serving
+        self._data_dir = data_dir
         self._started_at = datetime.now(UTC)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="presence", daemon=True)
@@ -291,6 +307,7 @@ class Presence:
 
     def _loop(self) -> None:
         while True:
+            self._write_alive_file()
             try:
                 self._orchestrator.report(self._worker_id, self._report())
             except UnavailableError as error:
@@ -299,6 +316,15 @@ class Presence:
                 log.warning("The worker's report was refused.", error=error.detail)
             if self._stopping.wait(REPORT_INTERVAL_S):
                 return
+
+    def _write_alive_file(self) -> None:
+        if self._data_dir is None:
+            return
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+            (self._data_dir / ALIVE_FILE).touch()
+        except OSError as error:
+            log.warning("The data folder cannot be written.", error=str(error))
 
     def _report(self) -> WorkerReport:
         return WorkerReport(
@@ -321,6 +347,19 @@ def _leave_logs_alone(**_: object) -> None:
     """Celery configures logging, and the root logger's level, unless this signal has a listener."""
 
 
+class JobRequest(Request):
+    """A message whose acknowledgement may fail with the connection to the broker.
+
+    Kombu then counts it as under way for ever, takes no other one, and so never notices that the
+    connection is gone. Here it counts as done; the broker delivers it once more, for nothing.
+    """
+
+    def acknowledge(self) -> None:
+        """Acknowledge it to the broker, and in any case to this process."""
+        super().acknowledge()
+        QoS.ack(self.message.channel.qos, self.message.delivery_tag)
+
+
 def consume(
     app: Celery,
     runner: JobRunner,
@@ -339,7 +378,7 @@ def consume(
     setup_logging.connect(_leave_logs_alone, weak=False)
     worker_shutting_down.connect(on_stop, weak=False)
 
-    @app.task(name=TASK_NAME)
+    @app.task(name=TASK_NAME, Request=JobRequest)
     def run_job(job_id: str, attempt: int) -> None:
         runner.run(JobMessage(job_id=job_id, attempt=attempt))
 

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import httpx
 
+from offbeat.contracts.connection import Connection
 from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
@@ -19,17 +20,24 @@ from offbeat.contracts.leases import (
     WorkerReport,
 )
 from offbeat.contracts.weights import Manifest, PublishedVersion
-from offbeat.errors import ConflictError, NotFoundError, UnavailableError
+from offbeat.errors import ConflictError, NotFoundError, OutageError
 from offbeat.http import ServiceClient, raise_for_problem
 
 REPORT_RETRY_S = 600.0
 """A finished result is offered this long to an orchestrator that restarts or fails over."""
 LEASE_RETRY_S = 15.0
+START_RETRY_S = 600.0
+"""A worker that starts before the orchestrator waits this long for it."""
 PROXY_RETRY_S = 60.0
 
 
 class OrchestratorClient(ServiceClient):
     """`/internal/*` of the orchestrator."""
+
+    def connection(self) -> Connection:
+        """Where the weight-proxy and the object store are."""
+        response = self.call("GET", "/internal/connection", retry_for_s=START_RETRY_S)
+        return Connection.model_validate_json(response.content)
 
     def lease(self, job_id: str, request: LeaseRequest) -> Lease:
         """Take the job; `ConflictError` means: acknowledge the message and drop it,
@@ -160,4 +168,4 @@ class WeightProxyClient(ServiceClient):
                 raise_for_problem(response)
                 yield response.iter_bytes()
         except httpx.TransportError as error:
-            raise UnavailableError(f"{path} broke off: {error!r}") from error
+            raise OutageError(f"{path} broke off: {error!r}") from error

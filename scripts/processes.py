@@ -26,6 +26,10 @@ class StackError(Exception):
     """A process of the stack ended, or never became ready."""
 
 
+class PortTakenError(StackError):
+    """Another program was faster at a port that had been free."""
+
+
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
     """Hold the data folder, so that a second stack on it is refused instead of spoiling it."""

@@ -13,14 +13,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 from uuid import uuid4
 
 from pydantic import SecretStr
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from offbeat.errors import UnavailableError
 from offbeat.settings import ObjectStoreSettings
@@ -28,6 +29,7 @@ from scripts import parts
 from scripts.parts import Part
 from scripts.processes import (
     WORKER_GRACE_S,
+    PortTakenError,
     StackError,
     answers,
     end,
@@ -41,6 +43,10 @@ WATCH_INTERVAL_S = 0.2
 ORCHESTRATOR_PORT = 8000
 WEIGHT_PROXY_PORT = 8001
 WORKER_ROLES = ("generator", "trainer")
+STARTS_MAX = 5
+"""Of a stack, each time on other ports, while others take them."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +154,13 @@ class Stack:
         ]
         environment = self.environment()
         yield [
-            _service(name, name, environment, lambda url=f"{address}/readyz": answers(url))
+            service(
+                name,
+                name,
+                environment,
+                lambda url=f"{address}/readyz": answers(url),
+                self._ports[name],
+            )
             for name, address in (
                 ("orchestrator", self.addresses.orchestrator),
                 ("weight_proxy", self.addresses.weight_proxy),
@@ -176,7 +188,7 @@ class Stack:
         }
         url = f"{self.addresses.orchestrator}/v1/workers"
         key = environment.get("OFFBEAT_API_KEY") or os.environ.get("OFFBEAT_API_KEY", "")
-        return _service(
+        return service(
             name, role, {**environment, **limits, **own}, lambda: worker_reports(url, key, name)
         )
 
@@ -223,7 +235,7 @@ class Stack:
 
     def _wait_until_ready(self, part: Part, process: subprocess.Popen[bytes]) -> None:
         try:
-            parts.wait_until_ready(part, lambda: process.poll() is not None)
+            parts.wait_until_ready(part, process)
         except UnavailableError as error:
             raise StackError(f"{error}\n{self._obituary(part, process.poll())}") from error
 
@@ -240,19 +252,43 @@ class Stack:
 def running_stack(options: StackOptions, output: TextIO) -> Iterator[Stack]:
     """A started stack that is stopped in the end, whatever happens."""
     with locked(options.data_dir):
-        stack = Stack(options)
+        stack = on_own_ports(lambda: _started(options, output))
         try:
-            stack.start(output)
             yield stack
         finally:
             stack.stop()
 
 
-def _service(
-    name: str, module: str, environment: Mapping[str, str], is_ready: parts.ReadyCheck
+def on_own_ports(start: Callable[[], T]) -> T:
+    """What `start` gives; it is called again where another program was faster at one of the
+    ports that it chose."""
+    return Retrying(
+        retry=retry_if_exception_type(PortTakenError),
+        stop=stop_after_attempt(STARTS_MAX),
+        reraise=True,
+    )(start)
+
+
+def _started(options: StackOptions, output: TextIO) -> Stack:
+    stack = Stack(options)
+    try:
+        stack.start(output)
+    except BaseException:
+        stack.stop()
+        raise
+    return stack
+
+
+def service(
+    name: str,
+    module: str,
+    environment: Mapping[str, str],
+    is_ready: parts.ReadyCheck,
+    port: int | None = None,
 ) -> Part:
+    """A process of one of the services, by the module's name."""
     command = (sys.executable, "-m", f"services.{module}")
-    return Part(name=name, command=command, environment=environment, is_ready=is_ready)
+    return Part(name=name, command=command, environment=environment, is_ready=is_ready, port=port)
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ def run_part(part: parts.Part, log: Path) -> Iterator[None]:
             stderr=subprocess.STDOUT,
         )
         try:
-            parts.wait_until_ready(part, lambda: process.poll() is not None)
+            parts.wait_until_ready(part, process)
             yield
         finally:
             process.terminate()

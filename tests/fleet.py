@@ -24,7 +24,12 @@ class Fleet:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(
-        self, role: WorkerRole, worker_id: str, *arguments: str, grace_s: float = 20.0
+        self,
+        role: WorkerRole,
+        worker_id: str,
+        *arguments: str,
+        grace_s: float = 20.0,
+        visibility_timeout_s: int = 3600,
     ) -> None:
         """Start a worker and wait until the orchestrator has heard of it."""
         environment = {
@@ -33,6 +38,7 @@ class Fleet:
             "OFFBEAT_REDIS_URL": self.valkey_url,
             "OFFBEAT_WORKER_ID": worker_id,
             "OFFBEAT_GRACE_S": str(grace_s),
+            "OFFBEAT_VISIBILITY_TIMEOUT_S": str(visibility_timeout_s),
         }
         command = [sys.executable, "-m", "tests.fleet_worker", "--role", role, *arguments]
         with (self.folder / f"{worker_id}.log").open("wb") as log:
@@ -40,6 +46,10 @@ class Fleet:
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
         wait_until(lambda: worker_id in self.workers())
+
+    def log(self, worker_id: str) -> str:
+        """What a worker has said so far."""
+        return (self.folder / f"{worker_id}.log").read_text()
 
     def workers(self) -> dict[str, str]:
         """The status of each worker that the orchestrator knows."""

@@ -6,6 +6,7 @@ Everything but the work is real: Celery, leases, heartbeats, reports, the way in
 import argparse
 import os
 import time
+from pathlib import Path
 
 from offbeat.contracts.jobs import JobKind, JobOutput, WorkerRole
 from offbeat.departure import Departure
@@ -25,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", type=WorkerRole, required=True)
     parser.add_argument("--job-s", type=float, default=0.0)
+    parser.add_argument("--until", type=Path, help="or until this file is there")
     parser.add_argument("--fails", action="store_true")
     parser.add_argument("--deaf", action="store_true", help="never look whether the job is lost")
     options = parser.parse_args()
@@ -35,7 +37,7 @@ def main() -> None:
 
     def work(context: JobContext) -> JobOutput:
         deadline = time.monotonic() + options.job_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not (options.until and options.until.exists()):
             time.sleep(CHECK_S)
             if not options.deaf:
                 context.check()

@@ -5,21 +5,22 @@ that it reports that it lives, and adds what it saw to a run's log.
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from offbeat.contracts.base import Contract
+from offbeat.contracts.bounds import INT_MAX, Id, Name, Positive, Version
 from offbeat.contracts.jobs import JobInput, JobOutput, WorkerRole
-from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.run_spec import PoolName, RunSpec
 from offbeat.contracts.weights import Sha256
 
 
 class LeaseRequest(Contract):
     """`POST /internal/jobs/{id}/lease`."""
 
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
+    attempt: Positive
+    worker_id: Name
 
 
 class Lease(Contract):
@@ -40,8 +41,8 @@ class Lease(Contract):
 class HeartbeatRequest(Contract):
     """`POST /internal/jobs/{id}/heartbeat`: keeps the lease; 409 means stop."""
 
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
+    attempt: Positive
+    worker_id: Name
     progress: Annotated[float, Field(ge=0, le=1)] = 0.0
     computed: bool = False
     """Only the hand-in is left: the run's next step may begin beside it."""
@@ -57,32 +58,35 @@ class HeartbeatReply(Contract):
 class CompleteRequest(Contract):
     """`POST /internal/jobs/{id}/complete`."""
 
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
+    attempt: Positive
+    worker_id: Name
     output: JobOutput
 
 
 class FailRequest(Contract):
-    """`POST /internal/jobs/{id}/fail`: the attempt is over; permanent failures are not retried."""
+    """`POST /internal/jobs/{id}/fail`: the attempt is over; permanent failures are not retried, and
+    an outage does not count."""
 
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
+    attempt: Positive
+    worker_id: Name
     message: Annotated[str, Field(max_length=4096)]
     permanent: bool
+    outage: bool = False
+    """It ended because the object store or the weight-proxy is away."""
 
 
 class ReleaseRequest(Contract):
     """`POST /internal/jobs/{id}/release`: hand the job back, or its message before the lease."""
 
-    attempt: Annotated[int, Field(ge=1)]
-    worker_id: str
+    attempt: Positive
+    worker_id: Name
 
 
 class ServedVersion(Contract):
     """A version that an engine has loaded and proved."""
 
-    run_id: str
-    version: Annotated[int, Field(ge=0)]
+    run_id: Id
+    version: Version
     adapter_sha256: Sha256
 
 
@@ -90,18 +94,33 @@ class WorkerReport(Contract):
     """`PUT /internal/workers/{id}`: sent every few seconds, also by an idle worker."""
 
     role: WorkerRole
-    pool: str
-    engine: str
-    host: str
+    pool: PoolName
+    engine: Name
+    host: Annotated[str, Field(max_length=256)]
     pid: int
     started_at: datetime
-    serving: tuple[ServedVersion, ...] = ()
+    serving: Annotated[tuple[ServedVersion, ...], Field(max_length=4096)] = ()
+
+
+SERVING_KINDS = ("version_served", "canary_failed")
 
 
 class WorkerEvent(Contract):
     """`POST /internal/runs/{run}/events`: something a worker saw that the run's log should hold."""
 
     kind: Literal["version_served", "canary_failed", "reward_failed", "samples_lost"]
-    worker_id: str
+    worker_id: Name
     message: Annotated[str, Field(max_length=4096)]
-    data: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    data: Annotated[
+        dict[Name, Annotated[str, Field(max_length=4096)] | int | float | bool | None],
+        Field(max_length=64),
+    ] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_the_version(self) -> Self:
+        version = self.data.get("version")
+        if self.kind in SERVING_KINDS and not (
+            isinstance(version, int) and 0 <= version <= INT_MAX
+        ):
+            raise ValueError(f"{self.kind} needs data.version, the number of the policy version")
+        return self

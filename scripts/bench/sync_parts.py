@@ -93,7 +93,7 @@ def running(part: Part, folder: Path) -> Iterator[None]:
             stderr=subprocess.STDOUT,
         )
         try:
-            parts.wait_until_ready(part, lambda: process.poll() is not None)
+            parts.wait_until_ready(part, process)
             yield
         finally:
             end([process])

@@ -6,7 +6,6 @@ Whatever process ends is started again at once, as systemd or Kubernetes would d
 """
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from offbeat.objects import S3ObjectStore
 from scripts import parts
 from scripts.chaos.relay import Relay, harmless
 from scripts.processes import StackError, answers, locked
-from scripts.stack import Stack, StackOptions
+from scripts.stack import Stack, StackOptions, on_own_ports, service
 
 POLL_S = 0.1
 SETTLE_TIMEOUT_S = 90.0
@@ -155,11 +154,12 @@ class Fleet:
             "OFFBEAT_WEIGHT_PROXY_PORT": url.rpartition(":")[2],
             "OFFBEAT_WEIGHT_PROXY_CACHE_DIR": str(folder / f"{WEIGHT_PROXIES[1]}-cache"),
         }
-        return parts.Part(
-            name=WEIGHT_PROXIES[1],
-            command=(sys.executable, "-m", "services.weight_proxy"),
-            environment=environment,
-            is_ready=lambda: answers(f"{url}/readyz"),
+        return service(
+            WEIGHT_PROXIES[1],
+            WEIGHT_PROXIES[0],
+            environment,
+            lambda: answers(f"{url}/readyz"),
+            int(environment["OFFBEAT_WEIGHT_PROXY_PORT"]),
         )
 
 
@@ -171,17 +171,26 @@ def running_fleet(options: StackOptions, output: TextIO) -> Iterator[Fleet]:
         relays = {
             name: cleanup.enter_context(Relay()) for name in (ORCHESTRATOR, WEIGHT_PROXIES[0], S3)
         }
-        through_relays = {
-            "OFFBEAT_ORCHESTRATOR_URL": relays[ORCHESTRATOR].url,
-            "OFFBEAT_WEIGHT_PROXY_URL": relays[WEIGHT_PROXIES[0]].url,
-            "OFFBEAT_S3_ENDPOINT_URL": relays[S3].url,
-        }
-        stack = Stack(replace(options, settings={**options.settings, **through_relays}))
-        second = f"http://127.0.0.1:{parts.free_port()}"
-        relays[ORCHESTRATOR].upstreams = (stack.addresses.orchestrator,)
-        relays[WEIGHT_PROXIES[0]].upstreams = (stack.addresses.weight_proxy, second)
-        relays[S3].upstreams = (stack.addresses.s3,)
-        fleet = Fleet(stack, relays, second)
+        fleet = on_own_ports(lambda: _started(options, relays, output))
         cleanup.callback(fleet.close)
-        fleet.start(output)
         yield fleet
+
+
+def _started(options: StackOptions, relays: Mapping[str, Relay], output: TextIO) -> Fleet:
+    through_relays = {
+        "OFFBEAT_ORCHESTRATOR_URL": relays[ORCHESTRATOR].url,
+        "OFFBEAT_WEIGHT_PROXY_URL": relays[WEIGHT_PROXIES[0]].url,
+        "OFFBEAT_S3_ENDPOINT_URL": relays[S3].url,
+    }
+    stack = Stack(replace(options, settings={**options.settings, **through_relays}))
+    second = f"http://127.0.0.1:{parts.free_port()}"
+    relays[ORCHESTRATOR].upstreams = (stack.addresses.orchestrator,)
+    relays[WEIGHT_PROXIES[0]].upstreams = (stack.addresses.weight_proxy, second)
+    relays[S3].upstreams = (stack.addresses.s3,)
+    fleet = Fleet(stack, relays, second)
+    try:
+        fleet.start(output)
+    except BaseException:
+        fleet.close()
+        raise
+    return fleet

@@ -42,11 +42,8 @@ class Trial:
 
 
 def run_spec(model: Path, max_versions: int, *, poisoned: bool = False) -> RunSpec:
-    """The run that is harmed: small, seeded, with prompts in their order.
-
-    A synchronous one has a single group a step. The last bit of a log-probability depends on the
-    batch it was computed in, and how a step's groups are batched on how many generators there are.
-    """
+    """The run that is harmed: small, seeded, with prompts in their order. A step of a synchronous
+    one is two generate jobs of different sizes, so that both generators share it."""
     prompts = [f"{number} + 1 =" for number in range(NUM_PROMPTS)]
     reward: dict[str, object] = {"type": "regex", "pattern": "[a-m]"}
     if poisoned:
@@ -64,8 +61,8 @@ def run_spec(model: Path, max_versions: int, *, poisoned: bool = False) -> RunSp
             },
             "rewards": [reward],
             "rollout": {
-                "group_size": 4,
-                "groups_per_step": 2 if max_versions else 1,
+                "group_size": 4 if max_versions else 16,
+                "groups_per_step": 2 if max_versions else 3,
                 "max_new_tokens": 6,
             },
             "train": {"steps": POISONED_STEPS if poisoned else STEPS, "learning_rate": 0.01},

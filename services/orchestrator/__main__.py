@@ -13,13 +13,22 @@ from offbeat.worker_api import WeightProxyClient
 from services.orchestrator.app import create_app
 from services.orchestrator.broker import CeleryBroker
 from services.orchestrator.collector import Collector
+from services.orchestrator.connection import connection_of
 from services.orchestrator.dependencies import Services
 from services.orchestrator.leadership import leadership_over
 from services.orchestrator.migrate import migrate
 from services.orchestrator.rates import RateLimiter
 from services.orchestrator.scheduler import Scheduler
-from services.orchestrator.settings import OrchestratorSettings
+from services.orchestrator.settings import OrchestratorSettings, WorkersSettings
 from services.orchestrator.store import Store
+
+UPTIME_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux has two clocks that nobody sets: its monotonic one stops while the machine sleeps."""
+
+
+def uptime_s() -> float:
+    """Since some moment, whatever is done to the time of day."""
+    return time.clock_gettime(UPTIME_CLOCK)
 
 
 def main() -> None:
@@ -36,9 +45,12 @@ def main() -> None:
         broker,
         leadership_over(store.engine),
         clock=time.time,
+        uptime=uptime_s,
+        lease_s=settings.lease_s,
         message_lost_s=settings.message_lost_s,
     )
-    objects = S3ObjectStore.connect(ObjectStoreSettings())
+    object_store = ObjectStoreSettings()
+    objects = S3ObjectStore.connect(object_store)
     proxy = WeightProxyClient(
         settings.weight_proxy_url, settings.worker_token, ca_file=settings.ca_file
     )
@@ -63,6 +75,7 @@ def main() -> None:
             clock=time.time,
             interval_s=settings.gc_interval_s,
         ),
+        connection=connection_of(WorkersSettings(), object_store, settings.weight_proxy_url),
         lease_s=settings.lease_s,
         heartbeat_interval_s=settings.heartbeat_interval_s,
     )

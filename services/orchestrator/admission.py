@@ -7,6 +7,8 @@ steps can use, and once more when a group's turn to be trained comes (`runs.py`)
 import random
 from functools import lru_cache
 
+SYNCHRONOUS_JOB_SAMPLES = 32
+"""Of a generate job in synchronous mode: enough to fill a batch, few enough to share a step."""
 EPOCHS_REMEMBERED = 8
 """Shuffled orders kept: neighbouring groups, of a few runs, share an epoch."""
 
@@ -54,6 +56,17 @@ def job_sizes(capacity: int, *, groups_per_step: int, generators: int, idle: boo
     size = -(-groups_per_step // max(1, generators))
     whole, rest = divmod(max(0, capacity), size)
     return [size] * whole + ([rest] if rest and idle and not whole else [])
+
+
+def synchronous_job_sizes(capacity: int, *, group_size: int) -> list[int]:
+    """Split the capacity into generate jobs in a way that depends on the run alone.
+
+    The last bits of a log-probability depend on the batch that it is computed in. With this split a
+    synchronous run gives the same bytes however many generators are alive.
+    """
+    size = max(1, SYNCHRONOUS_JOB_SAMPLES // group_size)
+    whole, rest = divmod(max(0, capacity), size)
+    return [size] * whole + ([rest] if rest else [])
 
 
 def prompt_row(index: int, *, num_prompts: int, seed: int, shuffle: bool) -> int:

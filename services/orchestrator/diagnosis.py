@@ -1,10 +1,11 @@
 """Why a run is as fast as it is: a verdict, and the numbers it rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from offbeat.contracts.jobs import WorkerRole
 from offbeat.contracts.runs import Diagnosis, RunStatus
 
 TRAINER_BOUND_FRACTION = 0.9
@@ -47,6 +48,7 @@ def diagnose(
     *,
     status: RunStatus,
     status_reason: str | None,
+    roles: Collection[WorkerRole],
     generators: int,
     trainers: int,
     pool: str,
@@ -54,6 +56,7 @@ def diagnose(
     dropped_groups: int,
     generated_tokens: int,
     generation_failures: int,
+    outage_s: float | None,
 ) -> Diagnosis:
     """Say in a sentence what the run waits for."""
     details: dict[str, JsonValue] = {
@@ -64,29 +67,38 @@ def diagnose(
         "dropped_groups": dropped_groups,
         "generated_tokens": generated_tokens,
         "generation_failures_in_a_row": generation_failures,
+        "outage_s": outage_s,
     }
     return Diagnosis(
-        verdict=_verdict(status, status_reason, generators, trainers, pool, use), details=details
+        verdict=_verdict(status, status_reason, roles, generators, trainers, pool, use, outage_s),
+        details=details,
     )
 
 
 def _verdict(
     status: RunStatus,
     reason: str | None,
+    roles: Collection[WorkerRole],
     generators: int,
     trainers: int,
     pool: str,
     use: TrainerUse | None,
+    outage_s: float | None,
 ) -> str:
     if status is not RunStatus.RUNNING:
         return f"The run is {status}{f': {reason}' if reason else ''}."
-    if not generators:
+    if WorkerRole.GENERATOR in roles and not generators:
         return _nobody("generator", pool)
     if not trainers:
         return _nobody("trainer", pool)
+    if outage_s is not None:
+        return (
+            f"Jobs have waited for {outage_s:.0f} s until a part that they need is back: the event "
+            "outage_began says which. No attempt counts as failed meanwhile."
+        )
     if use is None:
         return "The run is being set up: no step is done yet."
-    if use.busy_fraction >= TRAINER_BOUND_FRACTION:
+    if WorkerRole.GENERATOR not in roles or use.busy_fraction >= TRAINER_BOUND_FRACTION:
         return "Trainer-bound: more generators would not make the run faster."
     return "Generation-bound: more or faster generators would make the run faster."
 

@@ -7,14 +7,16 @@ from sqlalchemy.orm import Session
 from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import Diagnosis
-from services.orchestrator.dependencies import ServicesDep, user
+from services.orchestrator.dependencies import ServicesDep, UserRoute, user
 from services.orchestrator.diagnosis import TrainSpan, diagnose, trainer_use
+from services.orchestrator.outages import outage_began_at
 from services.orchestrator.run_state import GroupStatus
+from services.orchestrator.runs import METHODS
 from services.orchestrator.schema import GroupRow, JobRow
 from services.orchestrator.state import alive_workers
 from services.orchestrator.store import find_run
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(user)])
+router = APIRouter(prefix="/v1", route_class=UserRoute, dependencies=[Depends(user)])
 
 
 @router.get("/runs/{run_id}/diagnosis")
@@ -22,11 +24,15 @@ def diagnosis(services: ServicesDep, run_id: str) -> Diagnosis:
     """What the run waits for, in a sentence and in numbers."""
     with services.store.read() as session:
         run = find_run(session, run_id)
-        pool = RunSpec.model_validate_json(run.spec).pool
-        alive = alive_workers(session, services.clock())
+        spec = RunSpec.model_validate_json(run.spec)
+        pool = spec.pool
+        now = services.clock()
+        alive = alive_workers(session, now)
+        outage_at = outage_began_at(session, run_id)
         return diagnose(
             status=run.status,
             status_reason=run.status_reason,
+            roles=METHODS[spec.kind].roles,
             generators=alive.get((WorkerRole.GENERATOR, pool), 0),
             trainers=alive.get((WorkerRole.TRAINER, pool), 0),
             pool=pool,
@@ -34,6 +40,7 @@ def diagnosis(services: ServicesDep, run_id: str) -> Diagnosis:
             dropped_groups=_dropped_groups(session, run_id),
             generated_tokens=_generated_tokens(session, run_id),
             generation_failures=run.generation_failures,
+            outage_s=None if outage_at is None else now - outage_at,
         )
 
 

@@ -20,7 +20,6 @@ from offbeat.contracts.leases import (
     LeaseRequest,
     ReleaseRequest,
 )
-from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import EventLevel, RunStatus
 from offbeat.errors import HeldBackError, InvalidRequestError, LeaseLostError, NotFoundError
 from services.orchestrator.clocks import charge
@@ -28,12 +27,14 @@ from services.orchestrator.fleet import note_attempt, refusal
 from services.orchestrator.groups import drop_groups, find_groups
 from services.orchestrator.jobs import ASKED_KINDS, INPUT, next_steps, requeue
 from services.orchestrator.lifecycle import end_run
+from services.orchestrator.outages import end_outage, wait_out
+from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.results import OUTPUT, apply_output
 from services.orchestrator.run_state import GroupStatus, RunAction
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
 from services.orchestrator.store import add_event, lock_run
 
-ESSENTIAL_KINDS = (JobKind.PREPARE, JobKind.INIT, JobKind.TRAIN)
+ESSENTIAL_KINDS = (JobKind.PREPARE, JobKind.TOKENIZE, JobKind.INIT, JobKind.TRAIN)
 """Without a result of these a run cannot go on."""
 WAITING_ROLLOUTS_MAX = 32
 """Keys in an answer to a trainer: those of the next step or two, in a few kilobytes."""
@@ -71,7 +72,7 @@ def lease(
     job.worker_id = request.worker_id
     job.leased_at = job.leased_at if held_by_caller else now
     expires_at = job.lease_expires_at = now + lease_s
-    spec = RunSpec.model_validate_json(run.spec)
+    spec = parsed_spec(run.spec)
     return Lease(
         job_id=job.id,
         attempt=job.attempt,
@@ -108,6 +109,7 @@ def complete(session: Session, job_id: str, request: CompleteRequest, *, now: fl
     apply_output(session, run, job, request.output, now)
     charge(run, job, now)
     note_attempt(session, run, job, ok=True, now=now)
+    end_outage(session, run, job, now)
     job.status = JobStatus.DONE
     job.output = OUTPUT.dump_json(request.output).decode()
     job.finished_at = now
@@ -115,11 +117,14 @@ def complete(session: Session, job_id: str, request: CompleteRequest, *, now: fl
 
 
 def fail(session: Session, job_id: str, request: FailRequest, *, now: float) -> None:
-    """End the attempt of the lease's holder; the job is queued again unless it cannot succeed."""
+    """End the attempt of the lease's holder; the job is queued again unless it cannot succeed. An
+    outage does not count."""
     run, job = _lock_job(session, job_id)
     if job.status is not JobStatus.LEASED and job.error == request.message:
         return
     _check_holder(job, request.attempt, request.worker_id)
+    if request.outage and wait_out(session, run, job, request.message, now):
+        return
     end_attempt(session, run, job, request.message, permanent=request.permanent, now=now)
 
 
@@ -152,7 +157,7 @@ def end_attempt(
         note_attempt(session, run, job, ok=False, now=now)
     job.failures += 1
     job.error = reason
-    spec = RunSpec.model_validate_json(run.spec)
+    spec = parsed_spec(run.spec)
     attempt = f"Attempt {job.attempt} of {job.kind} job {job.id}"
     if not permanent and job.failures < spec.limits.max_attempts:
         add_event(

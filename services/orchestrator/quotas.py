@@ -2,7 +2,7 @@
 
 - Active runs: creation and `retry` are refused.
 - Jobs in flight: `dispatch.py` leaves the project's other jobs waiting in SQL; nothing fails.
-- Stored bytes: creation, `resume` and `retry` are refused; a run that publishes rollouts beyond the
+- Stored bytes: creation, `resume` and `retry` are refused; a run that goes on to store beyond the
   limit is paused with an event, so a project exceeds it by what its workers were doing at most.
 
 Bytes are added up from what workers report at each completion; the store is never listed.
@@ -20,6 +20,7 @@ from offbeat.contracts.jobs import (
     JobStatus,
     PrepareOutput,
     ReplayOutput,
+    TokenizeOutput,
     TrainOutput,
 )
 from offbeat.contracts.projects import ProjectUse, Quotas
@@ -30,6 +31,8 @@ from services.orchestrator.run_state import RunAction
 from services.orchestrator.schema import JobRow, ProjectRow, RunRow
 from services.orchestrator.store import add_event
 
+GROWING = (GenerateOutput, TrainOutput)
+"""What a run adds to the store again and again."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
@@ -97,9 +100,9 @@ def check_quotas(session: Session, project_id: str) -> None:
 
 
 def add_stored(session: Session, run: RunRow, output: JobOutput, now: float) -> None:
-    """Count what a job has stored; pause the run where its rollouts exceed the project's limit."""
+    """Count what a job has stored; pause the run where that exceeds the project's limit."""
     run.stored_bytes += _size_bytes(output)
-    if not isinstance(output, GenerateOutput) or run.status is not RunStatus.RUNNING:
+    if not isinstance(output, GROWING) or run.status is not RunStatus.RUNNING:
         return
     project = session.get_one(ProjectRow, run.project_id)
     num_bytes = stored_bytes(session, run.project_id)
@@ -123,7 +126,7 @@ def _active_runs(session: Session, project_id: str) -> int:
 
 def _size_bytes(output: JobOutput) -> int:
     match output:
-        case PrepareOutput() | GenerateOutput() | EvaluateOutput():
+        case PrepareOutput() | TokenizeOutput() | GenerateOutput() | EvaluateOutput():
             return output.stored_bytes
         case InitOutput() | TrainOutput():
             return sum(file.size_bytes for file in output.manifest.files)

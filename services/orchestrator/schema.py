@@ -37,7 +37,11 @@ class RunRow(Base):
     """One run."""
 
     __tablename__ = "runs"
-    __table_args__ = (Index("ix_runs_project", "project_id", "seq"),)
+    __table_args__ = (
+        Index("ix_runs_project", "project_id", "seq"),
+        # Every result of a generator has its project's bytes added up.
+        Index("ix_runs_stored_bytes", "project_id", "stored_bytes"),
+    )
 
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     """Order of creation, and the cursor of the list."""
@@ -95,7 +99,7 @@ class JobRow(Base):
     attempt: Mapped[int] = mapped_column(Integer, default=1)
     """Number of the message that is valid now; older ones are refused."""
     failures: Mapped[int] = mapped_column(Integer, default=0)
-    """Attempts that were leased and brought no result."""
+    """Attempts that were leased and brought no result; those that ended in an outage are not."""
     input: Mapped[str] = mapped_column(Text)
     output: Mapped[str | None] = mapped_column(Text)
     error: Mapped[str | None] = mapped_column(Text)
@@ -110,6 +114,10 @@ class JobRow(Base):
     finished_at: Mapped[float | None] = mapped_column(Float)
     samples_removed_at: Mapped[float | None] = mapped_column(Float)
     """When the object with its samples was given up."""
+    outage_since: Mapped[float | None] = mapped_column(Float)
+    """When an attempt ended in an outage for the first time, until one brings a result."""
+    not_before: Mapped[float | None] = mapped_column(Float)
+    """When it may be sent again after an outage."""
 
 
 class VersionRow(Base):

@@ -4,8 +4,9 @@ from typing import Annotated, Self
 
 from limits import parse
 from pydantic import AfterValidator, Field, FilePath, SecretStr, model_validator
+from pydantic_settings import SettingsConfigDict
 
-from offbeat.settings import LogSettings, ServerSettings, Token
+from offbeat.settings import EnvironmentSettings, LogSettings, ServerSettings, Token
 
 
 def _checked_rate(rate: str) -> str:
@@ -18,6 +19,7 @@ class OrchestratorSettings(LogSettings, ServerSettings):
     own."""
 
     orchestrator_port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """The port to listen on."""
     orchestrator_database_url: SecretStr = SecretStr("sqlite:///.offbeat/orchestrator.db")
     """SQLite by default; `postgresql+psycopg://…` on clusters."""
     api_key: Token | None = None
@@ -31,6 +33,7 @@ class OrchestratorSettings(LogSettings, ServerSettings):
     """A worker that is silent for so long has lost its job. It bounds the cost of a killed
     worker."""
     heartbeat_interval_s: Annotated[float, Field(gt=0)] = 5.0
+    """How often a worker says that it is at its job: several times in a lease."""
     message_lost_s: Annotated[float, Field(gt=0)] = 15.0
     """A message that was sent so long ago, was never leased and is not in the broker is sent
     again."""
@@ -47,4 +50,29 @@ class OrchestratorSettings(LogSettings, ServerSettings):
     def _keys_differ(self) -> Self:
         if self.api_key is not None and self.api_key == self.worker_token:
             raise ValueError("OFFBEAT_API_KEY and OFFBEAT_WORKER_TOKEN must not be the same")
+        return self
+
+
+class WorkersSettings(EnvironmentSettings):
+    """What workers are told in place of the orchestrator's own settings (`OFFBEAT_WORKERS_*`), for
+    workers outside its network, or with fewer rights."""
+
+    model_config = SettingsConfigDict(env_prefix="OFFBEAT_WORKERS_", frozen=True, extra="ignore")
+
+    weight_proxy_url: str | None = None
+    """The weight-proxy's address as workers see it."""
+    s3_endpoint_url: str | None = None
+    """The object store's address as workers see it."""
+    s3_access_key_id: str | None = None
+    """The name of a key for workers, which may do less than the orchestrator's."""
+    s3_secret_access_key: SecretStr | None = None
+    """The secret of that key."""
+
+    @model_validator(mode="after")
+    def _credentials_are_whole(self) -> Self:
+        if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
+            raise ValueError(
+                "set OFFBEAT_WORKERS_S3_ACCESS_KEY_ID and OFFBEAT_WORKERS_S3_SECRET_ACCESS_KEY "
+                "both, or neither"
+            )
         return self

@@ -1,9 +1,12 @@
 """A fleet of worker processes: they come, go, are slow and fail, while a run goes on."""
 
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -13,6 +16,7 @@ from sqlalchemy import select
 
 from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.objects import S3ObjectStore
+from scripts import parts
 from services.orchestrator.schema import JobRow
 from tests.fleet import Fleet, running_fleet
 from tests.orchestrator import (
@@ -28,6 +32,9 @@ from tests.waiting import wait_until
 
 ENDLESS = ("--job-s", "600")
 NEVER_S = 600.0
+VISIBILITY_S = 5
+LEASE_S = 5.0
+"""Many heartbeats of these workers."""
 
 
 @pytest.fixture
@@ -136,6 +143,82 @@ def test_q4_four_jobs_start_together_on_four_workers(fleet: Fleet, http: httpx.C
     for _ in range(4):
         submit(http)
     wait_until(lambda: all(len(fleet.holding(worker)) == 1 for worker in fleet.processes))
+
+
+def test_q1_a_message_that_comes_again_while_its_job_goes_on_changes_nothing(
+    fleet: Fleet, http: httpx.Client, valkey_url: str
+) -> None:
+    """The broker restores what is not acknowledged in time when another worker connects."""
+    run_id = submit(http, train={"steps": 1}, staleness={"max_versions": 0})
+    finish = fleet.folder / "finish"
+    until = ("--until", str(finish))
+    fleet.start(GENERATOR, "slow", *ENDLESS, *until, visibility_timeout_s=VISIBILITY_S)
+    with redis.Redis.from_url(valkey_url) as client:
+        overdue = partial(client.zcount, "unacked_index", 0)
+        wait_until(lambda: bool(overdue(time.time() - VISIBILITY_S)))
+    fleet.start(GENERATOR, "second", visibility_timeout_s=VISIBILITY_S)
+    wait_until(lambda: "Dropped a message" in fleet.log("second"))
+    finish.touch()
+    fleet.start(TRAINER, "trainer")
+    wait_until(lambda: status(http, run_id) == "succeeded")
+    done = [*jobs(fleet, JobKind.PREPARE), *jobs(fleet), *jobs(fleet, JobKind.TRAIN)]
+    assert [(job.status, job.attempt, job.failures) for job in done] == [(JobStatus.DONE, 1, 0)] * 3
+    assert done[0].worker_id == "slow"
+
+
+def test_q3_a_worker_that_cannot_acknowledge_takes_jobs_when_the_broker_is_back(
+    tmp_path: Path, store: S3ObjectStore
+) -> None:
+    port, finish = parts.free_port(), tmp_path / "finish"
+    broker, url = parts.valkey(port, tmp_path / "valkey"), f"redis://127.0.0.1:{port}/0"
+    with ExitStack() as cleanup:
+
+        def start_broker() -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(broker.command, stdout=subprocess.DEVNULL)
+            cleanup.callback(process.wait)
+            cleanup.callback(process.kill)
+            parts.wait_until_ready(broker, process)
+            return process
+
+        first = start_broker()
+        orchestrator = cleanup.enter_context(
+            running_orchestrator(tmp_path, url, store, clock=time.time)
+        )
+        http = cleanup.enter_context(httpx.Client(base_url=orchestrator.url))
+        fleet = cleanup.enter_context(running_fleet(orchestrator, url, tmp_path))
+        run_id = submit(http, train={"steps": 1})
+        fleet.start(GENERATOR, "worker", *ENDLESS, "--until", str(finish))
+        wait_until(lambda: bool(fleet.holding("worker")))
+        first.kill()
+        first.wait()
+        finish.touch()
+        wait_until(lambda: "Couldn't ack" in fleet.log("worker"))
+        start_broker()
+        fleet.start(TRAINER, "trainer")
+        wait_until(lambda: status(http, run_id) == "succeeded")
+
+
+def test_q5_the_job_of_a_killed_worker_comes_once_more(
+    tmp_path: Path, valkey_url: str, store: S3ObjectStore
+) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+    with (
+        running_orchestrator(
+            tmp_path, valkey_url, store, clock=time.time, lease_s=LEASE_S
+        ) as orchestrator,
+        running_fleet(orchestrator, valkey_url, tmp_path) as fleet,
+        httpx.Client(base_url=orchestrator.url) as http,
+    ):
+        run_id = submit(http, limits={"max_attempts": 2})
+        fleet.start(GENERATOR, "victim", *ENDLESS)
+        wait_until(lambda: bool(fleet.holding("victim")))
+        fleet.start(GENERATOR, "other")
+        fleet.signal("victim", signal.SIGKILL)
+        wait_until(lambda: "prompts_ready" in kinds(http, run_id))
+        (job,) = jobs(fleet, JobKind.PREPARE)
+        assert (job.status, job.attempt, job.failures) == (JobStatus.DONE, 2, 1)
+        assert kinds(http, run_id).count("job_requeued") == 1
 
 
 def test_a_worker_that_fails_at_what_others_do_is_put_in_quarantine(

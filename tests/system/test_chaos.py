@@ -26,8 +26,8 @@ NAMES = (
     "trainer killed",
     "orchestrator killed",
     "both weight-proxies killed",
-    "valkey killed, restarted empty",
 )
+EMPTIED = HARMS["valkey killed, restarted empty"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,16 @@ def subject(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
 @pytest.mark.parametrize(
     "harm", [*(HARMS[name] for name in NAMES), S3_DOWN], ids=lambda harm: harm.name
 )
-def test_a_harm_delays_a_run_and_changes_nothing_else(subject: Subject, harm: Harm) -> None:
+def test_q8_a_harm_delays_a_run_and_changes_nothing_else(subject: Subject, harm: Harm) -> None:
     """Invariants 1 to 4; the adapter is that of the undisturbed run, byte for byte."""
+    check(subject, harm)
+
+
+def test_q3_workers_take_jobs_again_after_the_broker_has_restarted_empty(subject: Subject) -> None:
+    check(subject, EMPTIED)
+
+
+def check(subject: Subject, harm: Harm) -> None:
     moment = Moment(number=1, harm=harm.name, max_versions=0, after_version=2, delay_s=0, seed=7)
     trial = try_moment(subject.fleet, subject.model, moment, harm, subject.expected_sha256)
     assert trial.violations == ()

@@ -5,7 +5,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.orchestrator.admission import capacity_groups, group_seed, job_sizes, prompt_row
+from services.orchestrator.admission import (
+    capacity_groups,
+    group_seed,
+    job_sizes,
+    prompt_row,
+    synchronous_job_sizes,
+)
 
 
 def capacity(
@@ -79,6 +85,33 @@ def test_what_is_under_way_never_passes_the_bound(
         assert running + waiting + started <= (eta + 1) * 8
     if not running and not waiting and version < 40:
         assert started > 0
+
+
+@given(
+    version=st.integers(0, 40),
+    running=st.integers(0, 60),
+    waiting=st.integers(0, 60),
+    eta=st.integers(0, 6),
+    limit=st.integers(1, 1024),
+)
+def test_s4_a_queue_longer_than_staleness_allows_is_not_filled(
+    version: int, running: int, waiting: int, eta: int, limit: int
+) -> None:
+    """The default is the longest that can be used: a limit above it admits nothing more, so nothing
+    waits in the queue until it is too old."""
+    default = capacity(version, running, waiting, eta=eta)
+    assert capacity(version, running, waiting, eta=eta, limit=limit) <= max(0, default)
+    if limit >= (eta + 1) * 8:
+        assert max(0, capacity(version, running, waiting, eta=eta, limit=limit)) == max(0, default)
+
+
+def test_a_synchronous_step_is_split_by_its_size_alone() -> None:
+    """Into jobs of 32 samples, so that its bytes do not depend on who is alive."""
+    assert synchronous_job_sizes(8, group_size=8) == [4, 4]
+    assert synchronous_job_sizes(3, group_size=16) == [2, 1]
+    assert synchronous_job_sizes(2, group_size=100) == [1, 1]
+    assert synchronous_job_sizes(0, group_size=8) == []
+    assert synchronous_job_sizes(-1, group_size=8) == []
 
 
 def test_a_steps_groups_are_spread_over_the_generators() -> None:
