@@ -1,19 +1,19 @@
-"""What both HTTP services share: problem documents, body limits, bearer tokens, request ids,
-health.
+"""What both HTTP services share: problem documents, bearer tokens, request ids.
 
 Errors are RFC 9457 `application/problem+json` with a stable `type`; the detail says how to mend the
 request. Nothing in an answer ever repeats a secret.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable
+from ipaddress import ip_address, ip_network
 from uuid import uuid4
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,9 +23,14 @@ from offbeat.errors import OffbeatError, UnauthorizedError
 log = structlog.get_logger(__name__)
 
 PROBLEM_TYPE_BASE = "https://offbeat.dev/problems/"
-BODY_BYTES_MAX = 16 * 2**20
-"""Largest request body: an inline data set of 1,000 rows fits, a tensor does not."""
 PROBLEM_FIELDS_MAX = 50
+PROBLEM: dict[str, object] = {
+    "model": Problem,
+    "content": {"application/problem+json": {}},
+    "description": "What is wrong, and how to mend it",
+}
+PROBLEMS: dict[int | str, dict[str, object]] = {"4XX": PROBLEM, 503: PROBLEM}
+"""For the OpenAPI document: how every route may refuse."""
 
 
 def problem_response(problem: Problem, *, retry_after_s: int | None = None) -> JSONResponse:
@@ -62,6 +67,17 @@ def bearer(request: Request) -> str:
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
+def address_of(request: Request) -> str:
+    """Where the request comes from: an IPv4 address, or the /64 network that an IPv6 client has
+    for itself."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ip_network((address, 64), strict=False))
+
+
 def is_token(given: str, expected: SecretStr) -> bool:
     """Compare in a time that tells nothing about the token."""
     return hmac.compare_digest(given.encode(), expected.get_secret_value().encode())
@@ -81,40 +97,26 @@ def bind_host(host: str, *, has_keys: bool) -> str:
     return "127.0.0.1"
 
 
-async def request_id(
-    request: Request, call_next: Callable[[Request], Awaitable[Response]]
-) -> Response:
-    """Middleware: one id a request, in its logs and in its answer."""
-    identity = request.headers.get("x-request-id", "")[:64] or uuid4().hex
-    with structlog.contextvars.bound_contextvars(request_id=identity):
-        response = await call_next(request)
-    response.headers["x-request-id"] = identity
-    return response
+class RequestId:
+    """ASGI middleware: one id a request, in its logs and in its answer."""
 
-
-class BodyLimit:
-    """ASGI middleware that ends a request whose body grows past the limit, declared or not."""
-
-    def __init__(self, app: ASGIApp, bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.bytes_max = bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the body while it is read."""
+        """Take the client's id, or make one."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        seen = 0
+        identity = Headers(scope=scope).get("x-request-id", "")[:64] or uuid4().hex
 
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.bytes_max:
-                raise HTTPException(413, f"the body is larger than {self.bytes_max} bytes")
-            return message
+        async def identified(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = identity
+            await send(message)
 
-        await self.app(scope, counted, send)
+        with structlog.contextvars.bound_contextvars(request_id=identity):
+            await self.app(scope, receive, identified)
 
 
 def field_problems(error: RequestValidationError) -> tuple[ProblemField, ...]:
@@ -157,7 +159,7 @@ async def _on_validation_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return problem_response(
+    response = problem_response(
         Problem(
             type="about:blank",
             title=str(error.detail),
@@ -165,6 +167,8 @@ async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
             detail=str(error.detail),
         )
     )
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> JSONResponse:

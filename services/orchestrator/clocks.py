@@ -7,11 +7,11 @@ from statistics import mean
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import JobStatus, WorkerRole
-from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
 from offbeat.contracts.runs import RunStatus
 from services.orchestrator.fairness import NO_LENGTH_S, RunClock, moved_up, under_way_s
 from services.orchestrator.jobs import OPEN_JOBS
+from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.schema import JobRow, RunRow
 
 RECENT_JOBS = 200
@@ -43,7 +43,7 @@ def move_up(session: Session) -> None:
     for role, column in COLUMNS.items():
         sharing: dict[tuple[str, int], list[RunClock]] = defaultdict(list)
         for run_id, body, generator_s, trainer_s in rows:
-            spec = RunSpec.model_validate_json(body)
+            spec = parsed_spec(body)
             sharing[spec.pool, spec.priority].append(
                 RunClock(
                     run_id=run_id,
@@ -76,16 +76,20 @@ def usual_lengths_s(session: Session) -> dict[RunRole, float]:
 
 
 def served_s(
-    session: Session, under_way: Sequence[JobRow], lengths_s: dict[RunRole, float], now: float
+    session: Session,
+    under_way: Sequence[tuple[str, JobKind, float | None]],
+    lengths_s: dict[RunRole, float],
+    now: float,
 ) -> dict[RunRole, float]:
-    """The clocks of the running runs, with what is under way."""
+    """The clocks of the running runs, with what is under way: jobs by run and kind, and when each
+    was leased."""
     served: dict[RunRole, float] = {}
     for role, column in COLUMNS.items():
         rows = select(RunRow.id, column).where(RunRow.status == RunStatus.RUNNING)
         served |= {(run_id, role): seconds or 0.0 for run_id, seconds in session.execute(rows)}
-    for job in under_way:
-        key = job.run_id, job.kind.role
-        elapsed_s = None if job.leased_at is None else now - job.leased_at
+    for run_id, kind, leased_at in under_way:
+        key = run_id, kind.role
+        elapsed_s = None if leased_at is None else now - leased_at
         counted_s = under_way_s(elapsed_s, lengths_s.get(key, NO_LENGTH_S))
         served[key] = served.get(key, 0.0) + counted_s
     return served

@@ -1,20 +1,26 @@
 """What every route of the orchestrator may use, and who may call it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastapi import Depends, Request
+from anyio.to_thread import run_sync
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 
 from offbeat.chat_channel import ChatListener
+from offbeat.contracts.connection import Connection
 from offbeat.errors import ForbiddenError, UnauthorizedError
 from offbeat.objects import S3ObjectStore
-from offbeat.web import bearer, is_token, require_token
+from offbeat.strict_routes import StrictRoute
+from offbeat.web import address_of, bearer, is_token, require_token
 from services.orchestrator.access import ADMIN, Caller, check_run, find_caller
 from services.orchestrator.broker import Broker
 from services.orchestrator.collector import Collector
+from services.orchestrator.live_streams import LiveStreams
 from services.orchestrator.rates import RateLimiter
+from services.orchestrator.reports import Reports
 from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.store import Store
 
@@ -34,22 +40,74 @@ class Services:
     rates: RateLimiter
     chats: ChatListener
     collector: Collector
+    connection: Connection
+    """What workers are told at their start."""
     lease_s: float
     heartbeat_interval_s: float
+    streams: LiveStreams = field(default_factory=LiveStreams)
+    reports: Reports = field(default_factory=Reports)
 
 
 def _services(request: Request) -> Services:
     return request.app.state.services
 
 
-ServicesDep = Annotated[Services, Depends(_services)]
+async def services_of(request: Request) -> Services:
+    """The services. A coroutine: FastAPI calls a plain function in a thread, for each request."""
+    return _services(request)
 
 
-def user(request: Request, services: ServicesDep) -> Caller:
-    """Let the bearer of an API key pass, where the path names no run of another project."""
-    if services.api_key is None:
-        return ADMIN
-    caller = _caller(bearer(request), services, services.api_key)
+ServicesDep = Annotated[Services, Depends(services_of)]
+
+
+KEY = HTTPBearer(
+    scheme_name="key",
+    auto_error=False,
+    description="The administrator's key, or one of a project. None is needed where none is set.",
+)
+TOKEN = HTTPBearer(scheme_name="worker_token", auto_error=False, description="The workers' token.")
+
+
+class UserRoute(StrictRoute):
+    """Lets the bearer of an API key pass, where the path names no run of another project."""
+
+    async def admit(self, request: Request) -> None:
+        """Find out who calls; nothing is read for somebody unknown."""
+        services = _services(request)
+        if services.api_key is None:
+            request.state.caller = ADMIN
+        else:
+            request.state.caller = await run_sync(_user, request, services, services.api_key)
+
+
+class WorkerRoute(StrictRoute):
+    """Lets the bearer of the worker token pass."""
+
+    async def admit(self, request: Request) -> None:
+        """Compare the token."""
+        services = _services(request)
+        try:
+            require_token(request, services.worker_token)
+        except UnauthorizedError:
+            await run_sync(services.rates.check_stranger, address_of(request))
+            raise
+
+
+async def user(request: Request, _: Annotated[object, Security(KEY)]) -> Caller:
+    """The bearer of an API key, whom the route has let pass."""
+    return request.state.caller
+
+
+async def worker(_: Annotated[object, Security(TOKEN)]) -> None:
+    """Say in the description of a route that it takes the worker token."""
+
+
+def _user(request: Request, services: Services, admin_key: SecretStr) -> Caller:
+    try:
+        caller = _caller(bearer(request), services, admin_key)
+    except UnauthorizedError:
+        services.rates.check_stranger(address_of(request))
+        raise
     services.rates.check(caller.key_id)
     run_id = request.path_params.get("run_id")
     if run_id is not None and not caller.is_admin:
@@ -75,8 +133,3 @@ def admin(caller: CallerDep) -> None:
     """Let the bearer of the admin key pass."""
     if not caller.is_admin:
         raise ForbiddenError("this takes the admin key, not a project's")
-
-
-def worker(request: Request, services: ServicesDep) -> None:
-    """Let the bearer of the worker token pass."""
-    require_token(request, services.worker_token)

@@ -4,7 +4,7 @@ The broker holds a few ready jobs and no more, so that priority and fairness are
 the last moment, and a broker that loses everything loses nothing worth keeping.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ NOTHING_SERVED: Mapping[tuple[str, WorkerRole], float] = {}
 KIND_ORDER = (
     JobKind.CHAT,
     JobKind.PREPARE,
+    JobKind.TOKENIZE,
     JobKind.INIT,
     JobKind.EVALUATE,
     JobKind.TRAIN,
@@ -73,19 +74,26 @@ def choose(
     `lengths_s` how long its jobs usually take (`fairness.py`). `quotas` says how many more jobs
     each project may have sent or leased; the rest of a project that is at its limit is passed over.
     """
-    room = {lane: MESSAGES_PER_WORKER * max(1, workers.get(lane, 0)) for lane in _lanes(waiting)}
-    for lane, count in sent.items():
-        if lane in room:
-            room[lane] -= count
+    lines = _lines(waiting)
+    room = {
+        lane: MESSAGES_PER_WORKER * max(1, workers.get(lane, 0)) - sent.get(lane, 0)
+        for lane in {line[0].lane for line in lines}
+    }
     shares = Counter(busy)
     clocks = defaultdict[tuple[str, WorkerRole], float](float, served_s)
-    quota = {job.project_id: quotas.get(job.project_id, len(waiting)) for job in waiting}
+    quota = {line[0].project_id: quotas.get(line[0].project_id, len(waiting)) for line in lines}
+
+    def rank(line: deque[WaitingJob]) -> tuple[int, float, int, int, int]:
+        job = line[0]
+        kind_order = KIND_ORDER.index(job.kind)
+        return (-job.priority, clocks[job.share], shares[job.run_id], kind_order, job.seq)
+
     chosen: list[WaitingJob] = []
-    left = list(waiting)
-    while candidates := [job for job in left if room[job.lane] > 0 and quota[job.project_id] > 0]:
-        job = min(candidates, key=lambda job: _rank(job, clocks[job.share], shares[job.run_id]))
+    while lines := [
+        line for line in lines if line and room[line[0].lane] > 0 and quota[line[0].project_id] > 0
+    ]:
+        job = min(lines, key=rank).popleft()
         chosen.append(job)
-        left.remove(job)
         room[job.lane] -= 1
         shares[job.run_id] += 1
         clocks[job.share] += lengths_s.get(job.share, NO_LENGTH_S)
@@ -93,9 +101,13 @@ def choose(
     return chosen
 
 
-def _lanes(waiting: Sequence[WaitingJob]) -> set[Lane]:
-    return {job.lane for job in waiting}
-
-
-def _rank(job: WaitingJob, served_s: float, busy: int) -> tuple[int, float, int, int, int]:
-    return (-job.priority, served_s, busy, KIND_ORDER.index(job.kind), job.seq)
+def _lines(waiting: Sequence[WaitingJob]) -> list[deque[WaitingJob]]:
+    """The jobs of each run and queue, in their order: what else decides is the same for all of a
+    line."""
+    lines: dict[tuple[str, Lane], list[WaitingJob]] = defaultdict(list)
+    for job in waiting:
+        lines[job.run_id, job.lane].append(job)
+    return [
+        deque(sorted(line, key=lambda job: (KIND_ORDER.index(job.kind), job.seq)))
+        for line in lines.values()
+    ]

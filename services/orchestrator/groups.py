@@ -1,14 +1,18 @@
 """Groups of prompts in the database: their names, and the two ways in which they end."""
 
+import re
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.runs import EventLevel
+from offbeat.errors import InvalidRequestError
 from services.orchestrator.run_state import GroupStatus
 from services.orchestrator.schema import GroupRow
 from services.orchestrator.store import add_event
+
+_GROUP_ID = re.compile(r"g[0-9]{6,9}")
 
 
 def group_id(index: int) -> str:
@@ -17,7 +21,9 @@ def group_id(index: int) -> str:
 
 
 def group_index(name: str) -> int:
-    """The inverse of `group_id`."""
+    """The inverse of `group_id`. `InvalidRequestError` for a name that it does not give."""
+    if not _GROUP_ID.fullmatch(name):
+        raise InvalidRequestError(f"{name[:40]!r} names no group: a run's are g000000, g000001, …")
     return int(name.removeprefix("g"))
 
 
@@ -26,11 +32,11 @@ def find_groups(session: Session, *conditions: ColumnElement[bool]) -> list[Grou
     return list(session.scalars(select(GroupRow).where(*conditions).order_by(GroupRow.index)))
 
 
-def count_groups(session: Session, run_id: str) -> dict[GroupStatus, int]:
-    """How many groups of the run have each status."""
+def count_groups(session: Session, run_id: str, *statuses: GroupStatus) -> dict[GroupStatus, int]:
+    """How many groups of the run have each of these statuses."""
     rows = (
         select(GroupRow.status, func.count())
-        .where(GroupRow.run_id == run_id)
+        .where(GroupRow.run_id == run_id, GroupRow.status.in_(statuses))
         .group_by(GroupRow.status)
     )
     return dict(session.execute(rows).all())

@@ -3,7 +3,7 @@
 All of them serve requests; one, the leader, moves runs on. On PostgreSQL the lock belongs to a
 session, so it is free as soon as its process is gone, and a request that reaches a standby wakes
 the leader with a notification. On SQLite it is a file beside the database: such orchestrators share
-a machine, and what a standby hears waits for the leader's next round.
+a machine, and what a standby hears waits for the leader's next look at all runs.
 
 Two leaders at once, for a moment after a network has broken, would only send some messages twice:
 what they decide is decided under the locks of the runs.
@@ -14,6 +14,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 import psycopg
 import structlog
@@ -40,8 +41,9 @@ class Leadership(Protocol):
         """Whether this process leads now. `SQLAlchemyError` where that cannot be told."""
         ...
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when somebody wakes the leader, or after the timeout."""
+    def wait(self, timeout_s: float) -> bool:
+        """Return when somebody wakes the leader, or after the timeout; whether it was another
+        process."""
         ...
 
     def wake(self) -> None:
@@ -83,10 +85,11 @@ class FileLock:
         log.info("This orchestrator leads.")
         return True
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         """See `Leadership.wait`."""
         self._woken.wait(timeout_s)
         self._woken.clear()
+        return False
 
     def wake(self) -> None:
         """See `Leadership.wake`: a leader in another process is not reached."""
@@ -107,6 +110,7 @@ class SessionLock:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._name = uuid4().hex
         self._session: Connection | None = None
         self._leads = False
         self._woken = threading.Event()
@@ -126,28 +130,29 @@ class SessionLock:
             raise
         return self._leads
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         """See `Leadership.wait`."""
         if not self._leads:
             self._woken.wait(timeout_s)
             self._woken.clear()
-            return
+            return False
         assert self._session is not None
         driver = self._session.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         try:
-            for _ in driver.notifies(timeout=timeout_s, stop_after=1):
-                pass
+            heard = driver.notifies(timeout=timeout_s, stop_after=1)
+            return any(notice.payload != self._name for notice in heard)
         except psycopg.Error as error:
             log.warning("The session that holds the scheduler's lock broke.", error=str(error))
             self.release()
+            return False
 
     def wake(self) -> None:
         """See `Leadership.wake`. Where it fails the leader's next round sees what happened."""
         self._woken.set()
         try:
             with self._engine.connect() as connection:
-                connection.execute(text(f"NOTIFY {CHANNEL}"))
+                connection.execute(text(f"NOTIFY {CHANNEL}, '{self._name}'"))
         except SQLAlchemyError as error:
             log.warning("The leader could not be woken.", error=str(error))
 

@@ -1,24 +1,26 @@
 """The loop that moves runs on: load a state, ask `runs.next_commands`, carry it out, send messages.
 
 One thread of the leading orchestrator does it, woken by every completion and at least once a
-second. Everything it decides is in SQL before a message is sent, so it may be killed between any
-two lines.
+second. A round looks at the runs to which something has happened, and now and then at all of them,
+so that a completion costs the same however many runs there are. Everything it decides is in SQL
+before a message is sent, so it may be killed between any two lines.
 """
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from kombu.exceptions import OperationalError
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobKind, JobMessage, JobStatus, WorkerRole
-from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import EventLevel, RunStatus
 from offbeat.errors import NotFoundError
+from services.orchestrator.absence import excuse, is_absence
 from services.orchestrator.broker import Broker
 from services.orchestrator.clocks import move_up, served_s, usual_lengths_s
 from services.orchestrator.commands import carry_out
@@ -26,6 +28,8 @@ from services.orchestrator.dispatch import Lane, WaitingJob, choose
 from services.orchestrator.jobs import ASKED_KINDS, next_steps, requeue
 from services.orchestrator.leadership import Leadership
 from services.orchestrator.leases import end_attempt
+from services.orchestrator.outages import may_be_sent
+from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.quotas import jobs_left
 from services.orchestrator.run_state import RunAction
 from services.orchestrator.runs import missing_role, next_commands
@@ -37,8 +41,19 @@ from services.orchestrator.store import Store, add_event, lock_run
 log = structlog.get_logger(__name__)
 
 TICK_S = 1.0
-"""The longest that anything waits to be noticed when nobody wakes the loop; also how often a
-standby tries to become the leader."""
+"""The longest time between two rounds, and the shortest between two looks at all runs; also how
+often a standby tries to become the leader."""
+SWEEPS_SHARE = 0.05
+"""Of its time that a busy scheduler looks at runs to which nothing has happened: it is for limits
+of time and for changes of the fleet."""
+SWEEP_MAX_S = 10.0
+"""The longest that such a run waits, however many there are."""
+REST_MAX_S = 0.1
+"""After a round the scheduler rests as long as that took, and not longer than this: requests get
+their turn, and what happens meanwhile is looked at together."""
+SENT_AT_ONCE = 20
+"""Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
+ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
 WAITING_JOBS_MAX = 1000
 """Jobs considered for sending at once; the rest is looked at in the next tick."""
 
@@ -53,14 +68,26 @@ class Scheduler:
         leadership: Leadership,
         *,
         clock: Callable[[], float],
+        uptime: Callable[[], float],
+        lease_s: float,
         message_lost_s: float,
     ) -> None:
+        """`uptime` counts seconds, also while the machine sleeps, and nobody sets it."""
         self._store = store
         self._broker = broker
         self._clock = clock
+        self._uptime = uptime
+        self._lease_s = lease_s
         self._message_lost_s = message_lost_s
         self._leadership = leadership
         self._leads = False
+        self._led_at: float | None = None
+        """By `uptime`: when the last round as the leader began; none where another led since."""
+        self._sweep_at_s = 0.0
+        """When all runs are looked at again, whatever has happened."""
+        self._changed: set[str | None] = set()
+        """Jobs to which something has happened since the last round; None stands for anything."""
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
 
@@ -74,8 +101,10 @@ class Scheduler:
         self.wake()
         self._thread.join(timeout=10)
 
-    def wake(self) -> None:
-        """Have the leader look at the runs now: something has happened."""
+    def wake(self, job_id: str | None = None) -> None:
+        """Have the leader look now: something has happened to this job, or to anything."""
+        with self._lock:
+            self._changed.add(job_id)
         self._leadership.wake()
 
     @property
@@ -84,34 +113,70 @@ class Scheduler:
         return self._leads
 
     def tick(self) -> None:
-        """One round over everything."""
-        now = self._clock()
-        self._reap(now)
+        """One round: over all runs now and then, and when something has happened that nobody named;
+        else over those to whose jobs something has."""
+        now, began_s = self._clock(), time.monotonic()
+        self._excuse_absence(now)
+        changed = self._take_changed() | self._reap(now)
+        if None in changed or began_s >= self._sweep_at_s:
+            self._move_on(now, RunRow.status.in_(ACTIVE))
+            took_s = time.monotonic() - began_s
+            pause_s = min(max(TICK_S, took_s / SWEEPS_SHARE), SWEEP_MAX_S)
+            self._sweep_at_s = began_s + pause_s
+        elif changed:
+            own = select(JobRow.run_id).where(JobRow.id.in_(changed))
+            self._move_on(now, RunRow.status.in_(ACTIVE), RunRow.id.in_(own))
+        self._send(now)
+
+    def _take_changed(self) -> set[str | None]:
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        return changed
+
+    def _move_on(self, now: float, *chosen: ColumnElement[bool]) -> None:
         with self._store.read() as session:
-            active = (RunStatus.QUEUED, RunStatus.RUNNING)
-            run_ids = session.scalars(select(RunRow.id).where(RunRow.status.in_(active))).all()
+            run_ids = session.scalars(select(RunRow.id).where(*chosen)).all()
+            workers = alive_workers(session, now)
         for run_id in run_ids:
             with self._store.write() as session:
-                advance(session, lock_run(session, run_id), now)
-        self._send(now)
+                advance(session, lock_run(session, run_id), workers, now)
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
+            began_s = time.monotonic()
             try:
                 self._leads = self._leadership.acquire()
                 if self._leads:
                     self.tick()
+                else:
+                    self._led_at = None
+                    self._take_changed()
+                    self._sweep_at_s = 0.0
             except SQLAlchemyError as error:
                 self._leads = False
+                self._sweep_at_s = 0.0
                 log.error("The scheduler could not use the database.", error=str(error))
             except NotFoundError as error:
+                self._sweep_at_s = 0.0
                 log.info("A run was deleted during a round.", error=error.detail)
-            self._leadership.wait(TICK_S)
+            self._stopping.wait(min(time.monotonic() - began_s, REST_MAX_S))
+            if self._leadership.wait(TICK_S):
+                self._sweep_at_s = 0.0
         self._leads = False
         self._leadership.release()
 
-    def _reap(self, now: float) -> None:
-        """End the attempts whose lease has run out."""
+    def _excuse_absence(self, now: float) -> None:
+        """Let nobody pay for a time in which this process did not run, or nobody led."""
+        up_at = self._uptime()
+        away_s = None if self._led_at is None else up_at - self._led_at
+        if away_s is None or is_absence(away_s, self._lease_s):
+            with self._store.write() as session:
+                excuse(session, away_s, now=now, lease_s=self._lease_s)
+            log.info("Leases and the silence of workers count from now.", away_s=away_s)
+        self._led_at = up_at
+
+    def _reap(self, now: float) -> set[str]:
+        """End the attempts whose lease has run out; their jobs."""
         with self._store.read() as session:
             expired = session.execute(
                 select(JobRow.id, JobRow.run_id).where(
@@ -130,6 +195,7 @@ class Scheduler:
                     continue
                 reason = f"worker {job.worker_id} fell silent"
                 end_attempt(session, run, job, reason, permanent=False, now=now)
+        return {job_id for job_id, _ in expired}
 
     def _send(self, now: float) -> None:
         """Send messages for the jobs whose turn it is, and again for those that were lost."""
@@ -137,19 +203,27 @@ class Scheduler:
         with self._store.write() as session:
             move_up(session)
             jobs = _jobs_to_send(session, now)
-        for job in jobs:
-            with self._store.write() as session:
-                own = select(JobRow).where(JobRow.id == job.job_id)
-                row = session.scalar(own.with_for_update(skip_locked=True))
-                if row is None or row.status is not JobStatus.QUEUED or row.enqueued_at is not None:
+        ids = [job.job_id for job in jobs]
+        for first in range(0, len(ids), SENT_AT_ONCE):
+            if not self._send_some(ids[first : first + SENT_AT_ONCE], now):
+                return
+
+    def _send_some(self, job_ids: Sequence[str], now: float) -> bool:
+        """Whether the broker answers. What was sent before it failed is noted."""
+        with self._store.write() as session:
+            own = select(JobRow).where(JobRow.id.in_(job_ids))
+            rows = {row.id: row for row in session.scalars(own.with_for_update(skip_locked=True))}
+            for row in (rows[job_id] for job_id in job_ids if job_id in rows):
+                if row.status is not JobStatus.QUEUED or row.enqueued_at is not None:
                     continue
                 message = JobMessage(job_id=row.id, attempt=row.attempt)
                 try:
                     self._broker.send(row.kind, row.pool, message)
                 except OperationalError as error:
                     log.warning("The broker does not answer; jobs wait.", error=str(error))
-                    return
+                    return False
                 row.enqueued_at = now
+        return True
 
     def _recall_lost_messages(self, now: float) -> None:
         """Void messages that were sent long ago, never leased, and are not in the broker any
@@ -159,7 +233,8 @@ class Scheduler:
             JobRow.enqueued_at < now - self._message_lost_s,
         )
         with self._store.read() as session:
-            lanes = {_lane(job) for job in session.scalars(select(JobRow).where(*lost))}
+            kinds = select(JobRow.kind, JobRow.pool).where(*lost).distinct()
+            lanes = {(kind.role, pool) for kind, pool in session.execute(kinds)}
         try:
             empty = {lane for lane in lanes if self._broker.depth(*lane) == 0}
         except OperationalError as error:
@@ -176,13 +251,13 @@ class Scheduler:
                     requeue(session, job)
 
 
-def advance(session: Session, run: RunRow, now: float) -> None:
+def advance(session: Session, run: RunRow, workers: Mapping[Lane, int], now: float) -> None:
     """Carry out what the run's state asks for."""
     if run.status is RunStatus.QUEUED:
         run.status = next_status(run.status, RunAction.START)
         run.started_at = run.active_since = now
         add_event(session, run.id, now, "run_started", "The run was started.")
-    state = load_state(session, run, now)
+    state = load_state(session, run, workers, now)
     _report_missing(session, run, missing_role(state), now)
     for command in next_commands(state):
         carry_out(session, run, state.spec, command, now)
@@ -206,13 +281,17 @@ def _jobs_to_send(session: Session, now: float) -> list[WaitingJob]:
     quotas = jobs_left(session)
     full = [project_id for project_id, left in quotas.items() if left <= 0]
     waiting = session.execute(
-        select(JobRow, RunRow.spec, RunRow.project_id)
+        select(
+            *(JobRow.seq, JobRow.id, JobRow.run_id, JobRow.kind, JobRow.pool),
+            *(RunRow.spec, RunRow.project_id),
+        )
         .join(RunRow, RunRow.id == JobRow.run_id)
         .where(
             JobRow.status == JobStatus.QUEUED,
             JobRow.enqueued_at.is_(None),
             (RunRow.status == RunStatus.RUNNING) | JobRow.kind.in_(ASKED_KINDS),
             RunRow.project_id.not_in(full),
+            may_be_sent(now),
         )
         .order_by(JobRow.seq)
         .limit(WAITING_JOBS_MAX)
@@ -220,8 +299,8 @@ def _jobs_to_send(session: Session, now: float) -> list[WaitingJob]:
     if not waiting:
         return []
     first_steps = next_steps(session)
-    under_way = session.scalars(
-        select(JobRow).where(
+    under_way = session.execute(
+        select(JobRow.run_id, JobRow.kind, JobRow.pool, JobRow.status, JobRow.leased_at).where(
             (JobRow.status == JobStatus.LEASED)
             | ((JobRow.status == JobStatus.QUEUED) & JobRow.enqueued_at.is_not(None))
         )
@@ -230,26 +309,31 @@ def _jobs_to_send(session: Session, now: float) -> list[WaitingJob]:
     return choose(
         [
             WaitingJob(
-                seq=job.seq,
-                job_id=job.id,
-                run_id=job.run_id,
-                kind=job.kind,
-                pool=job.pool,
-                priority=RunSpec.model_validate_json(spec).priority,
+                seq=seq,
+                job_id=job_id,
+                run_id=run_id,
+                kind=kind,
+                pool=pool,
+                priority=parsed_spec(spec).priority,
                 project_id=project_id,
             )
-            for job, spec, project_id in waiting
-            if job.kind is not JobKind.TRAIN or job.seq == first_steps[job.run_id]
+            for seq, job_id, run_id, kind, pool, spec, project_id in waiting
+            if kind is not JobKind.TRAIN or seq == first_steps[run_id]
         ],
         sent=Counter(
-            _lane(job)
-            for job in under_way
-            if job.status is JobStatus.QUEUED and job.kind is not JobKind.CHAT
+            (kind.role, pool)
+            for _, kind, pool, status, _ in under_way
+            if status is JobStatus.QUEUED and kind is not JobKind.CHAT
         ),
         workers=alive_workers(session, now),
-        busy=Counter(job.run_id for job in under_way),
+        busy=Counter(run_id for run_id, *_ in under_way),
         quotas=quotas,
-        served_s=served_s(session, under_way, lengths_s, now),
+        served_s=served_s(
+            session,
+            [(run_id, kind, leased_at) for run_id, kind, _, _, leased_at in under_way],
+            lengths_s,
+            now,
+        ),
         lengths_s=lengths_s,
     )
 

@@ -1,16 +1,16 @@
 """What is known of a run, read from the database in the form that `runs.next_commands` takes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
-from offbeat.contracts.run_spec import RunSpec
 from services.orchestrator.dispatch import Lane
-from services.orchestrator.groups import count_groups, find_groups
+from services.orchestrator.groups import count_groups
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
+from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
 
@@ -18,41 +18,41 @@ WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
 
 
-def load_state(session: Session, run: RunRow, now: float) -> RunState:
-    """Everything that `next_commands` needs to know of a run."""
-    spec = RunSpec.model_validate_json(run.spec)
-    open_jobs = session.scalars(
-        select(JobRow).where(JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS))
+def load_state(session: Session, run: RunRow, workers: Mapping[Lane, int], now: float) -> RunState:
+    """Everything that `next_commands` needs to know of a run, `workers` being those alive.
+
+    A run of a million jobs costs no more than a young one: only what is open is read, unless the
+    spec asks for more.
+    """
+    spec = parsed_spec(run.spec)
+    open_jobs = session.execute(
+        select(JobRow.kind, JobRow.computed_at).where(
+            JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS)
+        )
     ).all()
-    groups = count_groups(session, run.id)
-    ready = find_groups(session, GroupRow.run_id == run.id, GroupRow.status == GroupStatus.READY)
-    evaluations = session.scalars(
-        select(JobRow.input).where(JobRow.run_id == run.id, JobRow.kind == JobKind.EVALUATE)
-    )
-    worked = session.scalar(
-        select(func.sum(JobRow.finished_at - JobRow.leased_at)).where(JobRow.run_id == run.id)
-    )
-    workers = alive_workers(session, now)
+    groups = count_groups(session, run.id, GroupStatus.GENERATING, GroupStatus.TRAINING)
     return RunState(
         spec=spec,
         status=run.status,
         prepared=run.prompts_key is not None,
         version=run.version,
         open_jobs=Counter(job.kind for job in open_jobs),
-        evaluated=frozenset(_evaluated_version(body) for body in evaluations),
+        evaluated=_evaluated_versions(session, run.id) if spec.eval_versions else frozenset(),
         generating=groups.get(GroupStatus.GENERATING, 0),
         training=groups.get(GroupStatus.TRAINING, 0),
         computed_steps=sum(
             job.kind is JobKind.TRAIN and job.computed_at is not None for job in open_jobs
         ),
-        ready=[_waiting_group(row) for row in ready],
+        ready=_ready_groups(session, run.id),
         refilled=run.refilled,
         generation_failures=run.generation_failures,
-        oldest_generating=_oldest_generating(open_jobs),
+        oldest_generating=_oldest_generating(session, run.id),
         generators=workers.get((WorkerRole.GENERATOR, spec.pool), 0),
         trainers=workers.get((WorkerRole.TRAINER, spec.pool), 0),
         runtime_s=now - (run.active_since or now),
-        worker_seconds=worked or 0.0,
+        worker_seconds=(
+            _worked_s(session, run.id) if spec.limits.max_gpu_seconds is not None else 0.0
+        ),
     )
 
 
@@ -74,20 +74,46 @@ def alive_workers(session: Session, now: float) -> dict[Lane, int]:
     return {(role, pool): count for role, pool, count in rows}
 
 
-def _oldest_generating(open_jobs: Sequence[JobRow]) -> int | None:
-    bodies = [job.input for job in open_jobs if job.kind is JobKind.GENERATE]
-    jobs = [INPUT.validate_json(body) for body in bodies]
-    return min((job.min_version for job in jobs if isinstance(job, GenerateInput)), default=None)
-
-
-def _evaluated_version(body: str) -> int:
-    job = INPUT.validate_json(body)
-    assert isinstance(job, EvaluateInput)
-    return job.version
-
-
-def _waiting_group(row: GroupRow) -> Group:
-    assert row.policy_version is not None, "a ready group says what made it"
-    return Group(
-        index=row.index, policy_version=row.policy_version, has_signal=bool(row.reward_std)
+def _oldest_generating(session: Session, run_id: str) -> int | None:
+    """Versions only go up, so no job is for an older one than the job that was made first."""
+    body = session.scalar(
+        select(JobRow.input)
+        .where(
+            JobRow.run_id == run_id,
+            JobRow.status.in_(OPEN_JOBS),
+            JobRow.kind == JobKind.GENERATE,
+        )
+        .order_by(JobRow.seq)
+        .limit(1)
     )
+    if body is None:
+        return None
+    job = INPUT.validate_json(body)
+    assert isinstance(job, GenerateInput)
+    return job.min_version
+
+
+def _evaluated_versions(session: Session, run_id: str) -> frozenset[int]:
+    bodies = session.scalars(
+        select(JobRow.input).where(JobRow.run_id == run_id, JobRow.kind == JobKind.EVALUATE)
+    )
+    jobs = [INPUT.validate_json(body) for body in bodies]
+    return frozenset(job.version for job in jobs if isinstance(job, EvaluateInput))
+
+
+def _worked_s(session: Session, run_id: str) -> float:
+    query = select(func.sum(JobRow.finished_at - JobRow.leased_at)).where(JobRow.run_id == run_id)
+    return session.scalar(query) or 0.0
+
+
+def _ready_groups(session: Session, run_id: str) -> list[Group]:
+    rows = session.execute(
+        select(GroupRow.index, GroupRow.policy_version, GroupRow.reward_std)
+        .where(GroupRow.run_id == run_id, GroupRow.status == GroupStatus.READY)
+        .order_by(GroupRow.index)
+    )
+    return [
+        Group(index=index, policy_version=policy_version, has_signal=bool(reward_std))
+        for index, policy_version, reward_std in rows
+        if policy_version is not None  # a ready group says what made it
+    ]

@@ -6,8 +6,9 @@ another.
 """
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from secrets import token_hex
 from sqlite3 import Connection as SqliteConnection
@@ -49,6 +50,10 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        # Whoever finds a SQLite file locked sleeps and tries again, for up to 0.1 s each time. The
+        # threads of this process rather wait for one another, and are woken.
+        is_file = engine.dialect.name == "sqlite"
+        self._turn = threading.Lock() if is_file else nullcontext()
 
     @classmethod
     def connect(cls, url: str) -> "Store":
@@ -81,7 +86,7 @@ class Store:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A session that commits at the end, or changes nothing."""
-        with self.engine.connect().execution_options(writes=True) as connection:
+        with self._turn, self.engine.connect().execution_options(writes=True) as connection:
             with Session(connection) as session, session.begin():
                 yield session
             connection.commit()

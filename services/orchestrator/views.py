@@ -57,12 +57,13 @@ def run_view(session: Session, run: RunRow, now: float) -> RunView:
 def _progress(session: Session, run: RunRow, spec: RunSpec, now: float) -> RunProgress:
     version = run.version or 0
     metrics = _metrics_at(session, run.id, version)
-    groups = count_groups(session, run.id)
+    groups = count_groups(session, run.id, GroupStatus.GENERATING, GroupStatus.READY)
     return RunProgress(
         step=version,
         steps=spec.train.steps,
         version=run.version,
         reward=metrics.get("reward"),
+        loss=metrics.get("loss"),
         staleness_mean=metrics.get("sample/staleness_mean"),
         generated_tokens_per_s=metrics.get("rollout/generated_tok_s"),
         groups_generating=groups.get(GroupStatus.GENERATING, 0),

@@ -12,8 +12,9 @@ from io import BufferedReader
 from typing import Annotated, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
+from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
@@ -21,7 +22,9 @@ from starlette.types import Message, Receive, Scope, Send
 from offbeat.contracts.runs import Page
 from offbeat.contracts.weights import Manifest, PublishedVersion
 from offbeat.errors import NotFoundError
-from offbeat.web import BodyLimit, install_errors, request_id, require_token
+from offbeat.request_bodies import BodyLimit
+from offbeat.strict_routes import StrictRoute
+from offbeat.web import PROBLEMS, RequestId, install_errors, require_token
 from services.weight_proxy.proxy import WeightProxy
 
 MANIFEST_BYTES_MAX = 2**20
@@ -34,12 +37,12 @@ VERSION_MAX = 2**31 - 1
 
 def create_app(proxy: WeightProxy, worker_token: SecretStr | None) -> FastAPI:
     """The application over its parts; without a token, whoever can connect may use it."""
-    app = FastAPI(title="Offbeat weight-proxy", lifespan=_lifespan)
+    app = FastAPI(title="Offbeat weight-proxy", lifespan=_lifespan, responses=PROBLEMS)
     app.state.proxy = proxy
     app.state.worker_token = worker_token
     install_errors(app)
     app.add_middleware(BodyLimit, bytes_max=MANIFEST_BYTES_MAX)
-    app.middleware("http")(request_id)
+    app.add_middleware(RequestId)
     app.include_router(versions)
     app.include_router(health)
     return app
@@ -56,32 +59,50 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     proxy.registry.close()
 
 
-async def _check_token(request: Request) -> None:
-    # A coroutine, as the next one: a plain function would be called in a thread, for each request.
-    require_token(request, request.app.state.worker_token)
+TOKEN = HTTPBearer(scheme_name="worker_token", auto_error=False, description="The workers' token.")
+
+
+class WorkerRoute(StrictRoute):
+    """Lets the bearer of the worker token pass; without a token, everybody."""
+
+    async def admit(self, request: Request) -> None:
+        """Compare the token."""
+        require_token(request, request.app.state.worker_token)
 
 
 async def _proxy(request: Request) -> WeightProxy:
     return request.app.state.proxy
 
 
-versions = APIRouter(prefix="/v1/runs/{run_id}/weights", dependencies=[Depends(_check_token)])
+versions = APIRouter(
+    prefix="/v1/runs/{run_id}/weights", route_class=WorkerRoute, dependencies=[Security(TOKEN)]
+)
 health = APIRouter()
 
+BYTES: dict[str, object] = {"content": {"application/octet-stream": {}}}
 Proxy = Annotated[WeightProxy, Depends(_proxy)]
 RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Version = Annotated[int, Path(ge=0, le=VERSION_MAX)]
 After = Annotated[int, Query(ge=-1, le=VERSION_MAX)]
 
 
-@versions.put("/{version}", response_model=PublishedVersion, status_code=201)
+@versions.put(
+    "/{version}",
+    response_model=PublishedVersion,
+    status_code=201,
+    responses={200: {"model": PublishedVersion, "description": "It was there already."}},
+)
 async def publish(run_id: RunId, version: Version, manifest: Manifest, proxy: Proxy) -> Response:
     """Make a version visible: 201 the first time, 200 on a repeat, 409 if another one won."""
     published, is_new = await proxy.publish(run_id, version, manifest)
     return _json(published, status_code=201 if is_new else 200)
 
 
-@versions.get("/latest", response_model=PublishedVersion)
+@versions.get(
+    "/latest",
+    response_model=PublishedVersion,
+    responses={304: {"description": "There is no newer one."}},
+)
 async def latest(
     request: Request,
     run_id: RunId,
@@ -131,7 +152,15 @@ def one_version(run_id: RunId, version: Version, proxy: Proxy) -> PublishedVersi
     return proxy.published(run_id, version)
 
 
-@versions.get("/{version}/files/{name}")
+@versions.get(
+    "/{version}/files/{name}",
+    response_class=FileResponse,
+    responses={
+        200: BYTES,
+        206: {**BYTES, "description": "The ranges asked for."},
+        304: {"description": "The reader has it."},
+    },
+)
 async def file_of_version(
     request: Request, run_id: RunId, version: Version, name: str, proxy: Proxy
 ) -> Response:
@@ -159,7 +188,7 @@ def readyz(proxy: Proxy) -> dict[str, Literal["ok"]]:
     return {"status": "ok"}
 
 
-@health.get("/metrics")
+@health.get("/metrics", response_class=PlainTextResponse)
 def metrics(proxy: Proxy) -> Response:
     """Prometheus."""
     return Response(generate_latest(proxy.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,6 +1,8 @@
 """Leases, attempts and messages: what happens to a job whatever its worker and the broker do."""
 
+import json
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -56,7 +58,7 @@ def test_attempts_that_are_void_are_refused(orchestrator: Orchestrator, http: ht
         orchestrator.worker.lease(message.job_id, LeaseRequest(attempt=2, worker_id="hand"))
 
 
-def test_a_silent_worker_loses_its_job_to_a_new_attempt(
+def test_x2_a_silent_worker_loses_its_job_to_a_new_attempt(
     orchestrator: Orchestrator, http: httpx.Client
 ) -> None:
     run_id = submit(http)
@@ -137,6 +139,26 @@ def test_an_emptied_broker_loses_nothing(
     assert (lease.input.kind, lease.attempt) == ("prepare", 2)
 
 
+def test_q2_a_retry_is_a_new_message_that_is_due_at_once(
+    orchestrator: Orchestrator, http: httpx.Client, valkey_url: str
+) -> None:
+    """Nothing waits in the broker for its time, where a restored message would come twice."""
+    submit(http)
+    hand = Hand(orchestrator)
+    lease = hand.lease(GENERATOR)
+    assert lease is not None
+    hand.fail(lease, "no disk left")
+    with redis.Redis.from_url(valkey_url) as client:
+        wait_until(lambda: client.llen("generate.default") == 1)
+        (body,) = cast("list[bytes]", client.lrange("generate.default", 0, -1))
+    headers = json.loads(body)["headers"]
+    assert (headers["eta"], headers["expires"], headers["retries"]) == (None, None, 0)
+    again = hand.lease(GENERATOR)
+    assert again is not None
+    assert (again.job_id, again.attempt) == (lease.job_id, 2)
+    assert plausible_output(again) != plausible_output(lease), "each attempt has keys of its own"
+
+
 def test_a_run_survives_a_restart(
     tmp_path: Path, valkey_url: str, store: S3ObjectStore, database_url: str
 ) -> None:
@@ -157,7 +179,7 @@ def test_a_run_survives_a_restart(
             wait_until(lambda: http.get(f"/v1/runs/{run_id}").json()["progress"]["version"] == 1)
 
 
-def test_the_queue_stays_shallow(
+def test_q7_the_queue_stays_shallow_and_its_messages_small(
     orchestrator: Orchestrator, http: httpx.Client, valkey_url: str
 ) -> None:
     for _ in range(5):

@@ -149,8 +149,9 @@ def test_a_run_that_crashes_every_worker_takes_none_from_the_others(
         good.work(TRAINER, wait_s=0.05)
         for hand in (good, bad):
             with suppress(HeldBackError):
-                lease = hand.lease(GENERATOR)
-                assert lease is not None
+                lease = hand.lease(GENERATOR, wait_s=0.2)
+                if lease is None:
+                    continue  # a trainer's job comes first
                 if lease.run_id == poison and lease.input.kind == "generate":
                     hand.fail(lease, "the reward raised")
                     failed[hand.worker_id] += 1

@@ -1,0 +1,27 @@
+"""The load benchmark's smallest case, through real services."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.scale_calls import COMPLETE, EVENT, FILE, LEASE, PUBLISH, SUBMIT
+from scripts.bench.scale_cases import ScaleCase
+from scripts.bench_scale import run_case
+
+pytestmark = pytest.mark.system
+
+
+def test_a_simulated_fleet_takes_runs_to_their_end(tmp_path: Path) -> None:
+    """2 runs of 2 steps of 8 groups. With 3 generators a step is 2 jobs of 3 groups and, because
+    staleness leaves room, groups of the next one; so jobs are counted by their bounds."""
+    case = ScaleCase(generators=3, runs=2, steps=2, step_s=0.5)
+    one = run_case(case, "sqlite", tmp_path, idle_s=0.2)
+    calls = {name: route["calls"] - route["refused"] for name, route in one["routes"].items()}
+    assert (one["finished"], one["steps"]) == (True, 4)
+    assert (calls[SUBMIT.name], calls[PUBLISH.name]) == (2, 6)
+    # Prepare, init and 2 steps a run, and all groups in jobs of three.
+    assert calls[LEASE.name] == calls[COMPLETE.name] == 2 * (4 + 6)
+    assert calls[FILE.name] >= 2 * calls[EVENT.name] > 0
+    assert one["cpu_ms_per_step"]["control plane"] > 0
+    assert one["store_objects"][-1] > 12
+    assert one["database_mb"][-1] > 0
