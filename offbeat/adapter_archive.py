@@ -30,7 +30,7 @@ def unpack(archive: Path, folder: Path, scratch: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as opened:
             members = opened.infolist()
-            _check(members)
+            _check(members, archive.stat().st_size)
             for member in members:
                 with opened.open(member) as source, (scratch / member.filename).open("wb") as file:
                     shutil.copyfileobj(source, file)
@@ -41,19 +41,27 @@ def unpack(archive: Path, folder: Path, scratch: Path) -> None:
         os.replace(scratch / member.filename, folder / member.filename)
 
 
-def _check(members: list[zipfile.ZipInfo]) -> None:
-    """Refuse what could write outside the folder or fill the disk. zipfile reads no more of a
-    member than the size it declares."""
+def _check(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
+    """Refuse what could write outside the folder or fill the disk: nothing in an adapter's archive
+    is compressed, so its files have no more bytes than have arrived."""
     if len(members) > ARCHIVE_FILES_MAX:
         raise IntegrityError(f"the adapter has more than {ARCHIVE_FILES_MAX} files")
     if len({member.filename for member in members}) < len(members):
         raise IntegrityError("the adapter has two files of one name")
-    if sum(member.file_size for member in members) > ARCHIVE_BYTES_MAX:
+    size_bytes = sum(member.file_size for member in members)
+    if size_bytes > ARCHIVE_BYTES_MAX:
         raise IntegrityError(f"the adapter is larger than {ARCHIVE_BYTES_MAX} bytes")
     for member in members:
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise IntegrityError(
+                f"the adapter has a compressed file, {member.filename!r}: download it from an "
+                "orchestrator of this version"
+            )
         if stat.S_ISLNK(member.external_attr >> 16):
             raise IntegrityError(f"the adapter has a link in it: {member.filename!r}")
         try:
             _FILE_NAME.validate_python(member.filename)
         except ValidationError:
             raise IntegrityError(f"the adapter has a bad file name: {member.filename!r}") from None
+    if size_bytes > archive_bytes:
+        raise IntegrityError("the adapter's zip claims more bytes of its files than it has")

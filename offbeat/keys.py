@@ -1,7 +1,8 @@
 """Every object key is built here.
 
-    runs/<run>/prompts/<job>-<attempt>/train.parquet      prompts of a run, rendered and tokenised
-    runs/<run>/prompts/<job>-<attempt>/eval.parquet       held-out prompts
+    runs/<run>/prompts/<job>-<attempt>/train.parquet      prompts (in a supervised run, examples),
+                                                          rendered and tokenised
+    runs/<run>/prompts/<job>-<attempt>/eval.parquet       held-out ones
     runs/<run>/rollouts/<job>-<attempt>.parquet           samples of one generate job
     runs/<run>/evals/<version:06>-<job>-<attempt>.parquet samples of one evaluation
     runs/<run>/versions/<version:06>-<job>-<attempt>/     one attempt at one policy version:
@@ -63,7 +64,7 @@ def _attempt(job_id: str, attempt: int) -> str:
 
 
 def prompts(run_id: str, job_id: str, attempt: int, split: str) -> str:
-    """The prompt table of one split, `train` or `eval`."""
+    """The table of prompts, or examples, of one split: `train` or `eval`."""
     return f"runs/{run_id}/prompts/{_attempt(job_id, attempt)}/{split}.parquet"
 
 

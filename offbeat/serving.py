@@ -4,6 +4,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from offbeat.connections import BoundedConnection, connections_max
 from offbeat.settings import ServerSettings
 from offbeat.web import bind_host
 
@@ -21,6 +22,9 @@ def serve(app: FastAPI, settings: ServerSettings, *, port: int, has_keys: bool) 
         app,
         host=host,
         port=port,
+        http=BoundedConnection,
+        ws="none",
+        limit_concurrency=connections_max(),
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key_file,
         root_path=settings.root_path,

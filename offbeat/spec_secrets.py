@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from offbeat.contracts.runs import ProblemField
+from offbeat.plain_json import DEPTH_MAX
 from offbeat.spec_problems import SECRET_KEY, Path, show_path
 
 _USERINFO = re.compile(r"\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
@@ -23,7 +24,7 @@ _ADVICE = "a spec is stored and shown; give the workers their credentials in the
 
 def secret_values(value: object, path: Path) -> Iterator[ProblemField]:
     """One problem for each value that looks like a secret."""
-    if path == _ROWS:
+    if path == _ROWS or len(path) > DEPTH_MAX:
         return
     if isinstance(value, str):
         complaint = _complaint(value, path)

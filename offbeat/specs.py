@@ -5,10 +5,9 @@ reads no data and asks no service, so a spec that passes can still name a model 
 """
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
@@ -20,18 +19,18 @@ from offbeat import spec_problems
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import ProblemField
 from offbeat.errors import InvalidRequestError
+from offbeat.plain_json import (
+    TOO_DEEP,
+    TOO_LARGE,
+    first_repeated,
+    is_large,
+    odd_values,
+    parse_json,
+)
 from offbeat.spec_secrets import secret_values
 
 FILE_BYTES_MAX = 16 * 2**20
 """As much as `POST /v1/runs` takes: an inline data set of 1,000 rows fits."""
-VALUES_MAX = 100_000
-"""Values in one spec: bounds the time and memory that a spec full of mistakes can cost."""
-DEPTH_MAX = 64
-"""Levels of nesting: far above any spec, far below what makes a parser recurse too deeply."""
-INTEGER_MAX = 2**63 - 1
-"""The largest integer that every database and JSON reader behind the service keeps exact."""
-
-_TOO_DEEP = f"nested more than {DEPTH_MAX} levels deep"
 
 SpecFormat = Literal["toml", "yaml", "json"]
 
@@ -41,8 +40,6 @@ _SUFFIXES: Mapping[str, SpecFormat] = {
     ".yml": "yaml",
     ".json": "json",
 }
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""NUL and lone surrogates: PostgreSQL and UTF-8 have no place for them."""
 
 
 class InvalidSpecError(InvalidRequestError):
@@ -85,7 +82,7 @@ def parse_spec(text: str, format: SpecFormat) -> RunSpec:
     try:
         raw = _PARSERS[format](text)
     except RecursionError as error:
-        raise _whole(_TOO_DEEP) from error
+        raise _whole(TOO_DEEP) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -102,9 +99,9 @@ def validate_spec(raw: object) -> RunSpec:
     """
     if not isinstance(raw, dict):
         raise _whole("the spec must be a table with the sections model, data, rewards and train")
-    if _is_large(raw):
-        raise _whole(f"has more than {VALUES_MAX:,} values: put the data in a file of its own")
-    found = chain(_odd_values(raw, ()), secret_values(raw, ()))
+    if is_large(raw):
+        raise _whole(TOO_LARGE)
+    found = chain(odd_values(raw), secret_values(raw, ()))
     odd = tuple(islice(found, spec_problems.PROBLEMS_MAX))
     if odd:
         raise InvalidSpecError(odd)
@@ -117,58 +114,6 @@ def validate_spec(raw: object) -> RunSpec:
 
 def _whole(message: str) -> InvalidSpecError:
     return InvalidSpecError((ProblemField(field="", message=message),))
-
-
-def _is_large(raw: object) -> bool:
-    pending: list[object] = [raw]
-    num_values = 0
-    while pending and num_values <= VALUES_MAX:
-        value = pending.pop()
-        if isinstance(value, dict | list | tuple):
-            num_values += len(value)
-            pending.extend(value.values() if isinstance(value, dict) else value)
-    return num_values > VALUES_MAX
-
-
-def _odd_values(value: object, path: spec_problems.Path) -> Iterator[ProblemField]:
-    """What JSON cannot say, or what the database behind the service could not keep."""
-    complaint = _complaint(value) if len(path) <= DEPTH_MAX else _TOO_DEEP
-    if complaint:
-        yield ProblemField(field=spec_problems.show_path(path), message=complaint)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _odd_values(inner, (*path, key))
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _odd_values(inner, (*path, index))
-
-
-def _complaint(value: object) -> str | None:
-    match value:
-        case None | bool():
-            return None
-        case str():
-            return _text_complaint(value)
-        case int():
-            return None if abs(value) <= INTEGER_MAX else "the number is too large"
-        case float():
-            return None if math.isfinite(value) else "must be a finite number"
-        case dict():
-            return next(filter(None, map(_key_complaint, value)), None)
-        case list() | tuple():
-            return None
-        case _:
-            return f"a {type(value).__name__} cannot be used here: put it in quotes"
-
-
-def _key_complaint(key: object) -> str | None:
-    if not isinstance(key, str):
-        return f"the key {key!r:.80} is not text: put it in quotes"
-    return _text_complaint(key)
-
-
-def _text_complaint(text: str) -> str | None:
-    return "has a NUL character or half of a character" if _UNSTORABLE.search(text) else None
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -187,7 +132,7 @@ class _YamlLoader(yaml.SafeLoader):
     ) -> dict[Hashable, object]:
         """Refuse a key that is given twice."""
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = _first_repeated([key.value for key in keys])
+        twice = first_repeated([key.value for key in keys])
         if twice is not None:
             raise yaml.MarkedYAMLError(
                 problem=f"the key {keys[twice].value!r:.80} is given twice",
@@ -206,29 +151,8 @@ def _parse_yaml(text: str) -> object:
     return yaml.load(text, Loader=_YamlLoader)
 
 
-def _parse_json(text: str) -> object:
-    return json.loads(text, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    twice = _first_repeated([key for key, _ in pairs])
-    if twice is not None:
-        raise ValueError(f"the key {pairs[twice][0]!r:.80} is given twice")
-    return dict(pairs)
-
-
-def _first_repeated(keys: Sequence[str]) -> int | None:
-    """The place of the first key that stood before."""
-    seen: set[str] = set()
-    for index, key in enumerate(keys):
-        if key in seen:
-            return index
-        seen.add(key)
-    return None
-
-
 _PARSERS: Mapping[SpecFormat, Callable[[str], object]] = {
     "toml": tomllib.loads,
     "yaml": _parse_yaml,
-    "json": _parse_json,
+    "json": parse_json,
 }

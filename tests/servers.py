@@ -7,14 +7,23 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from offbeat.connections import BoundedConnection
 from tests.waiting import wait_until
 
 
 @contextmanager
-def serve(app: ASGIApp, port: int = 0) -> Iterator[str]:
+def serve(
+    app: ASGIApp, port: int = 0, connection: type[BoundedConnection] = BoundedConnection
+) -> Iterator[str]:
     """Serve the application on a free port (or the given one); the base URL."""
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=port, log_config=None, ws="none", timeout_graceful_shutdown=1
+        app,
+        host="127.0.0.1",
+        port=port,
+        http=connection,
+        log_config=None,
+        ws="none",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

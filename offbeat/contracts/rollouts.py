@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from offbeat.contracts.base import Contract
+from offbeat.contracts.bounds import Count, Name, Version
 from offbeat.contracts.weights import Sha256
 
 
@@ -50,12 +51,12 @@ class Rollout(Contract):
 class GroupSummary(Contract):
     """What the control plane knows of a finished group."""
 
-    group_id: str
-    policy_version: Annotated[int, Field(ge=0)]
+    group_id: Name
+    policy_version: Version
     """The oldest version that produced any token of the group."""
     adapter_sha256: Sha256
-    num_samples: Annotated[int, Field(ge=0)]
-    num_tokens: Annotated[int, Field(ge=0)]
+    num_samples: Count
+    num_tokens: Count
     reward_mean: float | None
     """Over the samples that could be scored; none where there were none."""
     reward_std: float | None

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from offbeat.contracts.base import Contract
+from offbeat.contracts.bounds import Id, Metrics, Name, ObjectKey, Positive, TokenId, Version
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -21,6 +22,7 @@ ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 """The PEFT folder: what generators pull."""
 FILE_BYTES_MAX = 4 * 2**30
 """No file of a version may be larger: rank 512 on a 70B model stays well below."""
+RANK_MAX = 65_536
 
 
 class VersionFile(Contract):
@@ -38,8 +40,8 @@ class Canary(Contract):
     of the same tokens under the parent version: they are what lets the check tell N from N - 1.
     """
 
-    prompt_ids: Annotated[tuple[int, ...], Field(min_length=1, max_length=512)]
-    completion_ids: Annotated[tuple[int, ...], Field(min_length=1, max_length=64)]
+    prompt_ids: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=512)]
+    completion_ids: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=64)]
     logprobs: Annotated[tuple[float, ...], Field(min_length=1, max_length=64)]
     """log pi_v of each completion token, temperature 1."""
     parent_logprobs: Annotated[tuple[float, ...], Field(max_length=64)] = ()
@@ -49,35 +51,35 @@ class Canary(Contract):
 class SkippedStep(Contract):
     """Why a version has its parent's weights: the loss or the gradient was not finite."""
 
-    reason: str
-    in_a_row: Annotated[int, Field(ge=1)]
+    reason: Annotated[str, Field(max_length=4096)]
+    in_a_row: Positive
     """Steps skipped up to this one without a good one between."""
-    batch_key: str
+    batch_key: ObjectKey
     """Where the step's input lies for whoever looks into it."""
 
 
 class Manifest(Contract):
     """One policy version of one run."""
 
-    run_id: str
-    version: Annotated[int, Field(ge=0)]
-    parent: Annotated[int, Field(ge=0)] | None
+    run_id: Id
+    version: Version
+    parent: Version | None
     """The version this one was trained from; none for version 0."""
-    job_id: str
-    attempt: Annotated[int, Field(ge=1)]
+    job_id: Id
+    attempt: Positive
     """The job and attempt that made it: together with the version they name the prefix."""
     prefix: Annotated[str, StringConstraints(pattern=r"^runs/[^/]+/versions/[^/]+/$")]
     files: Annotated[tuple[VersionFile, ...], Field(min_length=1, max_length=64)]
-    base_model: str
-    base_revision: str | None
-    rank: Annotated[int, Field(ge=1)]
+    base_model: Annotated[str, Field(max_length=1024)]
+    base_revision: Annotated[str, Field(max_length=128)] | None
+    rank: Annotated[int, Field(ge=1, le=RANK_MAX)]
     alpha: float
     use_rslora: bool = False
-    target_modules: tuple[str, ...]
+    target_modules: Annotated[tuple[Name, ...], Field(max_length=4096)]
     canary: Canary
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: Metrics = Field(default_factory=dict)
     """Metrics of the step that made the version, so that no later attempt has to recompute them."""
-    dropped_group_ids: tuple[str, ...] = ()
+    dropped_group_ids: tuple[Name, ...] = ()
     """Groups of the step that the trainer refused (unknown hash, too old): an event names each."""
     skipped: SkippedStep | None = None
 

@@ -13,19 +13,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from offbeat.contracts.run_spec import JsonlData, ParquetData
-from offbeat.data.rows import DATA_BYTES_MAX, ROW_BYTES_MAX, SourceRow, checked_row
+from offbeat.data.parquet_reader import parquet_values
+from offbeat.data.rows import (
+    DATA_BYTES_MAX,
+    ROW_BYTES_MAX,
+    RowReader,
+    SourceRow,
+    checked_row,
+)
 from offbeat.errors import InvalidDataError
 from offbeat.objects import S3ObjectStore, split_s3_uri
 
-PARQUET_BATCH_ROWS = 256
-"""Rows decoded at once: at most 256 MiB of them, since a longer row is refused."""
 
-
-def jsonl_rows(section: JsonlData, store: S3ObjectStore) -> Iterator[SourceRow]:
+def jsonl_rows(
+    section: JsonlData, store: S3ObjectStore, read: RowReader = checked_row
+) -> Iterator[SourceRow]:
     """One row a line; blank lines are passed over but counted."""
     with _on_disk(section.uri, store) as path, path.open("rb") as lines:
         for index in count():
@@ -38,7 +41,7 @@ def jsonl_rows(section: JsonlData, store: S3ObjectStore) -> Iterator[SourceRow]:
                     f"{place}: over {ROW_BYTES_MAX} bytes long: write one JSON object a line"
                 )
             if line.strip():
-                yield checked_row(
+                yield read(
                     index=index,
                     place=place,
                     values=_parse(place, line),
@@ -46,22 +49,13 @@ def jsonl_rows(section: JsonlData, store: S3ObjectStore) -> Iterator[SourceRow]:
                 )
 
 
-def parquet_rows(section: ParquetData, store: S3ObjectStore) -> Iterator[SourceRow]:
+def parquet_rows(
+    section: ParquetData, store: S3ObjectStore, read: RowReader = checked_row
+) -> Iterator[SourceRow]:
     """The rows of the table, in order."""
     with _on_disk(section.uri, store) as path:
-        try:
-            with pq.ParquetFile(path) as table:
-                rows = (
-                    values
-                    for batch in table.iter_batches(batch_size=PARQUET_BATCH_ROWS)
-                    for values in batch.to_pylist()
-                )
-                for index, values in enumerate(rows):
-                    yield checked_row(index=index, values=values, prompt_field=section.prompt_field)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise InvalidDataError(
-                f"{section.uri} is not a readable Parquet file: {error}"
-            ) from error
+        for index, values in enumerate(parquet_values(path, section.uri)):
+            yield read(index=index, values=values, prompt_field=section.prompt_field)
 
 
 @contextmanager
@@ -72,8 +66,8 @@ def _on_disk(uri: str, store: S3ObjectStore) -> Iterator[Path]:
         return
     if not os.path.isfile(uri):  # unlike Path, it also takes a name that no file system would
         raise InvalidDataError(
-            f"there is no file {uri!r} on this generator: put the data where every generator sees "
-            "it, or under s3://bucket/key"
+            f"there is no file {uri!r} on this worker: put the data where every worker sees it, "
+            "or under s3://bucket/key"
         )
     yield Path(uri)
 
@@ -102,7 +96,8 @@ def _parse(place: str, line: bytes) -> Mapping[str, object]:
             error
         )
     except json.JSONDecodeError as error:
-        raise InvalidDataError(f"{place}: not JSON: {error.msg} at column {error.colno}") from error
+        reason = error.msg.removesuffix(" at")
+        raise InvalidDataError(f"{place}: not JSON: {reason} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidDataError(f"{place}: not usable JSON: {error}") from error
     if not isinstance(value, dict):

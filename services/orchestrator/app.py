@@ -4,15 +4,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.middleware.base import BaseHTTPMiddleware
 
-from offbeat.web import BodyLimit, install_errors, request_id
+from offbeat.request_bodies import BodyLimit
+from offbeat.web import PROBLEMS, RequestId, install_errors
 from services.orchestrator import (
     artifacts_api,
     diagnosis_api,
     health_api,
     internal_api,
     openai_api,
+    plan_api,
     projects_api,
     replay_api,
     retention_api,
@@ -40,20 +41,22 @@ def create_app(services: Services) -> FastAPI:
         version="1",
         description="Submit, watch and steer runs of asynchronous GRPO.",
         lifespan=lifespan,
+        responses=PROBLEMS,
     )
     app.state.services = services
     install_errors(app)
     app.add_middleware(BodyLimit)
-    app.add_middleware(BaseHTTPMiddleware, dispatch=request_id)
+    app.add_middleware(RequestId)
     for module in (
+        internal_api,  # routes are tried in this order, and workers ask most often
         runs_api,
         artifacts_api,
         diagnosis_api,
         replay_api,
         retention_api,
         openai_api,
+        plan_api,
         projects_api,
-        internal_api,
         health_api,
     ):
         app.include_router(module.router)

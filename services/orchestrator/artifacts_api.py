@@ -29,14 +29,14 @@ from offbeat.contracts.weights import ADAPTER_FILES, Manifest
 from offbeat.errors import NotFoundError
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import decode_rollouts
-from services.orchestrator.dependencies import Services, ServicesDep, user
+from services.orchestrator.dependencies import Services, ServicesDep, UserRoute, user
 from services.orchestrator.groups import group_index
 from services.orchestrator.remains import check_adapter
 from services.orchestrator.results import OUTPUT
 from services.orchestrator.schema import SEQ_MAX, GroupRow, JobRow
 from services.orchestrator.store import find_run
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(user)])
+router = APIRouter(prefix="/v1", route_class=UserRoute, dependencies=[Depends(user)])
 
 OBJECTS_PER_REQUEST = 16
 """Rollout objects read for one page; where a filter leaves the page short, `has_more` says so."""

@@ -14,7 +14,6 @@ from anyio import CancelScope, create_task_group
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
-from sse_starlette import EventSourceResponse
 
 from offbeat.contracts.chat import ChatFinished, ChatStarted, ChatText
 from offbeat.contracts.completions import (
@@ -31,10 +30,12 @@ from offbeat.contracts.completions import (
     Usage,
 )
 from offbeat.errors import OffbeatError, UnavailableError
+from offbeat.strict_routes import CLIENT_CLOSED
 from services.orchestrator.access import check_run
 from services.orchestrator.chat_turns import AnswerPiece, answer
 from services.orchestrator.chats import check_version
 from services.orchestrator.dependencies import CallerDep, ServicesDep, user
+from services.orchestrator.live_streams import LiveStream
 from services.orchestrator.openai_errors import OpenAIRoute, envelope
 from services.orchestrator.openai_request import ChatRequest, ModelName, split_model
 from services.orchestrator.schema import RunRow
@@ -45,13 +46,11 @@ router = APIRouter(
     dependencies=[Depends(user)],
     route_class=OpenAIRoute,
     tags=["openai"],
-    responses={code: {"model": ErrorEnvelope} for code in (400, 401, 404, 429, 503)},
+    responses={code: {"model": ErrorEnvelope} for code in ("4XX", 503)},
 )
 
 MODELS_MAX = 1000
 """Newest runs that the list of models shows: OpenAI's has no pages."""
-CLIENT_CLOSED = 499
-"""nginx's word for a request whose client did not wait; nobody reads it."""
 
 T = TypeVar("T")
 Pieces = AsyncGenerator[AnswerPiece, None]
@@ -66,13 +65,16 @@ async def create(
     request: Request, services: ServicesDep, caller: CallerDep, body: ChatRequest
 ) -> Response:
     """Have a policy answer a conversation: whole, or as a stream with `"stream": true`."""
+    if body.stream:
+        services.streams.check()
     run_id, _ = split_model(body.model)
     pieces = answer(services, caller, run_id, body.question())
     turn = await _while_connected(request, _begun(pieces, run_id, int(services.clock())))
     if turn is None:
         return Response(status_code=CLIENT_CLOSED)
     if body.stream:
-        return EventSourceResponse(_events(turn, include_usage=body.include_usage), sep="\n")
+        events = _events(turn, include_usage=body.include_usage)
+        return LiveStream(services.streams, events, sep="\n")
     whole = await _while_connected(request, _whole(turn))
     if whole is None:
         return Response(status_code=CLIENT_CLOSED)

@@ -6,23 +6,23 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from offbeat.contracts.completions import CompletionError, ErrorEnvelope
 from offbeat.errors import OffbeatError
 from offbeat.web import field_problems
+from services.orchestrator.dependencies import UserRoute
 
 MISTAKE = "invalid_request_error"
 _TYPES = {401: MISTAKE, 403: "permission_error", 404: MISTAKE, 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
-class OpenAIRoute(APIRoute):
+class OpenAIRoute(UserRoute):
     """A route whose errors are OpenAI's."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler with its errors translated."""
+        """The handler with its errors translated."""
         handle = super().get_route_handler()
 
         async def translated(request: Request) -> Response:

@@ -15,10 +15,10 @@ from offbeat.contracts.projects import (
     ProjectView,
     Quotas,
 )
-from offbeat.contracts.runs import Page, Problem
+from offbeat.contracts.runs import Page
 from offbeat.errors import ConflictError, NotFoundError
 from services.orchestrator.access import find_project, new_key
-from services.orchestrator.dependencies import CallerDep, ServicesDep, admin, user
+from services.orchestrator.dependencies import CallerDep, ServicesDep, UserRoute, admin, user
 from services.orchestrator.quotas import quotas_of, use_of
 from services.orchestrator.schema import KeyRow, ProjectRow
 from services.orchestrator.views import moment
@@ -26,11 +26,8 @@ from services.orchestrator.views import moment
 router = APIRouter(
     prefix="/v1/projects",
     tags=["projects"],
+    route_class=UserRoute,
     dependencies=[Depends(user)],
-    responses={
-        code: {"model": Problem, "content": {"application/problem+json": {}}}
-        for code in (401, 403, 404, 409, 422, 429)
-    },
 )
 
 ADMIN = [Depends(admin)]
@@ -38,7 +35,12 @@ Limit = Annotated[int, Query(ge=1, le=200)]
 Cursor = Annotated[str, Query(max_length=64)]
 
 
-@router.post("", status_code=201, dependencies=ADMIN)
+@router.post(
+    "",
+    status_code=201,
+    dependencies=ADMIN,
+    responses={200: {"model": ProjectView, "description": "It was there already."}},
+)
 def create(
     services: ServicesDep, caller: CallerDep, request: ProjectRequest, response: Response
 ) -> ProjectView:

@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 from offbeat.contracts.jobs import JobStatus
 from offbeat.contracts.runs import GarbageView
 from offbeat.errors import ConflictError
-from services.orchestrator.dependencies import ServicesDep, user
+from services.orchestrator.dependencies import ServicesDep, UserRoute, user
 from services.orchestrator.jobs import OPEN_JOBS
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.store import find_run, lock_run
 from services.orchestrator.usage import sources_named
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(user)])
+router = APIRouter(prefix="/v1", route_class=UserRoute, dependencies=[Depends(user)])
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from pydantic import JsonValue
 from sqlalchemy import select
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 
 from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.contracts.run_spec import RunSpec
@@ -17,17 +17,18 @@ from offbeat.contracts.runs import (
     MetricPoint,
     MetricSeries,
     Page,
-    Problem,
     RunEvent,
     RunStatus,
     RunView,
     WorkerView,
 )
 from offbeat.data.checks import check_spec_data
+from offbeat.data.sft_rows import row_reader
 from offbeat.specs import validate_spec
 from services.orchestrator.access import own_part
-from services.orchestrator.dependencies import CallerDep, Services, ServicesDep, user
+from services.orchestrator.dependencies import CallerDep, Services, ServicesDep, UserRoute, user
 from services.orchestrator.lifecycle import act
+from services.orchestrator.live_streams import LiveStream
 from services.orchestrator.quotas import check_quotas
 from services.orchestrator.run_state import RunAction
 from services.orchestrator.schema import SEQ_MAX, JobRow, MetricRow, RunRow, WorkerRow
@@ -37,11 +38,8 @@ from services.orchestrator.views import checkpoint_view, event_view, run_view, w
 
 router = APIRouter(
     prefix="/v1",
+    route_class=UserRoute,
     dependencies=[Depends(user)],
-    responses={
-        code: {"model": Problem, "content": {"application/problem+json": {}}}
-        for code in (401, 404, 409, 422)
-    },
 )
 
 EVENT_POLL_S = 0.5
@@ -56,6 +54,7 @@ Cursor = Annotated[int, Query(ge=0, le=SEQ_MAX)]
     "/runs",
     status_code=201,
     response_model=RunView,
+    responses={200: {"model": RunView, "description": "It was there already."}},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -78,7 +77,7 @@ def create(
 ) -> RunView:
     """Submit a run. The same `Idempotency-Key` and spec give the first run again, with 200."""
     spec = validate_spec(body)
-    check_spec_data(spec.data)
+    check_spec_data(spec.data, row_reader(spec))
     with services.store.read() as session:
         check_sources(session, caller, spec, services.objects.bucket)
     now = services.clock()
@@ -177,13 +176,14 @@ async def events(
     after: Cursor = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d{1,18}$")] = None,
-) -> Page[RunEvent] | EventSourceResponse:
+) -> Page[RunEvent] | LiveStream:
     """The run's log as a page, or as a stream with `Accept: text/event-stream`."""
     page = await run_sync(_event_page, services, run_id, after, limit)
     if "text/event-stream" not in request.headers.get("accept", ""):
         return page
     start = min(int(last_event_id), SEQ_MAX) if last_event_id else after
-    return EventSourceResponse(_event_stream(services, run_id, start))
+    services.streams.check()
+    return LiveStream(services.streams, _event_stream(services, run_id, start))
 
 
 def _event_page(services: Services, run_id: str, after: int, limit: int) -> Page[RunEvent]:

@@ -23,11 +23,13 @@ from pydantic import (
 )
 
 from offbeat import keys
-from offbeat.contracts.weights import ADAPTER_FILES, Manifest
+from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_FILES, Manifest
 from offbeat.errors import InvalidRequestError
 
 HEADER_BYTES_MAX = 16 * 2**20
 """About 100,000 tensors; an adapter on a 70B model has 1,120."""
+CONFIG_BYTES_MAX = 2**20
+"""PEFT's configuration has a few kilobytes."""
 LENGTH_BYTES = 8
 WHERE_CHARS_MAX = 200
 """How much of a place in the header, which the sender chose, an error repeats."""
@@ -89,6 +91,10 @@ def check_manifest(manifest: Manifest, run_id: str, version: int) -> None:
         raise InvalidRequestError("files: a name is listed twice")
     if missing := set(ADAPTER_FILES) - set(names):
         raise InvalidRequestError(f"files: {sorted(missing)} must be listed")
+    if manifest.file(ADAPTER_CONFIG).size_bytes > CONFIG_BYTES_MAX:
+        raise InvalidRequestError(
+            f"files: {ADAPTER_CONFIG} may have {CONFIG_BYTES_MAX} bytes: every generator reads it"
+        )
 
 
 def read_shapes(weights: BufferedReader, size_bytes: int) -> dict[str, Shape]:

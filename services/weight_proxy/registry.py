@@ -41,7 +41,7 @@ from sqlalchemy.schema import CreateTable
 from offbeat import keys
 from offbeat.contracts.runs import Page
 from offbeat.contracts.weights import Manifest, PublishedVersion
-from offbeat.errors import IntegrityError, NotFoundError, UnavailableError
+from offbeat.errors import IntegrityError, NotFoundError, OutageError
 from offbeat.objects import ObjectStore
 
 BUSY_TIMEOUT_MS = 10_000
@@ -90,7 +90,7 @@ class Registry:
         self._engine.dispose()
 
     def ping(self) -> None:
-        """Raise `UnavailableError` unless the table answers."""
+        """Raise `OutageError` unless the table answers."""
         self.is_empty()
 
     def is_empty(self) -> bool:
@@ -184,7 +184,7 @@ class Registry:
             with self._engine.begin() as connection:
                 yield connection
         except (OperationalError, InterfaceError, PoolTimeoutError) as error:
-            raise UnavailableError(f"the database does not answer: {error.args[0]}") from error
+            raise OutageError(f"the database does not answer: {error.args[0]}") from error
 
 
 def _row(published: PublishedVersion) -> dict[str, str | int | datetime]:

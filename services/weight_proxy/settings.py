@@ -22,6 +22,7 @@ class WeightProxySettings(EnvironmentSettings):
     )
 
     port: Annotated[int, Field(ge=1, le=65_535)] = 8001
+    """The port to listen on."""
     database_url: SecretStr = SecretStr("sqlite:///.offbeat/weight-proxy.db")
     """An SQLAlchemy URL; replicas share one PostgreSQL database."""
     cache_dir: Path = Path(".offbeat/weight-proxy-cache")

@@ -8,7 +8,9 @@ import pytest
 import redis
 
 from offbeat.objects import S3ObjectStore
+from offbeat.settings import ObjectStoreSettings
 from tests.orchestrator import MESSAGE_LOST_S, Orchestrator, running_orchestrator
+from tests.service_process import API_KEY, WORKER_TOKEN, ServiceProcess, running_service
 
 
 @pytest.fixture
@@ -29,3 +31,18 @@ def http(orchestrator: Orchestrator) -> Iterator[httpx.Client]:
     """Speaks to it."""
     with httpx.Client(base_url=orchestrator.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def orchestrator_process(
+    tmp_path_factory: pytest.TempPathFactory, valkey_url: str, s3_settings: ObjectStoreSettings
+) -> Iterator[ServiceProcess]:
+    """An orchestrator with keys, as a process of its own."""
+    environment = {
+        "OFFBEAT_REDIS_URL": valkey_url,
+        "OFFBEAT_API_KEY": API_KEY,
+        "OFFBEAT_WORKER_TOKEN": WORKER_TOKEN,
+    }
+    folder = tmp_path_factory.mktemp("orchestrator-process")
+    with running_service("orchestrator", folder, s3_settings, environment) as running:
+        yield running

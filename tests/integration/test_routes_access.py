@@ -41,6 +41,7 @@ FOR_EVERY_KEY = {
     ("GET", "/v1/runs"): 200,
     ("GET", "/v1/workers"): 200,
     ("POST", "/v1/chat/completions"): 400,
+    ("POST", "/v1/plan"): 422,
     ("POST", "/v1/runs"): 422,
 }
 """What another project's key gets, without a body, where the path names no run; `test_projects.py`
@@ -165,3 +166,65 @@ def test_the_weight_proxy_takes_the_workers_token_alone(
             statuses = [proxy.status(route, key) for key in ("wrong", ADMIN_KEY, WORKER_TOKEN)]
             assert statuses[:2] == [401, 401]
             assert statuses[2] in (200, 204, 404, 422)
+
+
+def test_requests_without_a_valid_key_are_limited_by_address(
+    tmp_path: Path, valkey_url: str, store: S3ObjectStore
+) -> None:
+    """Users' and workers' routes count together, and a valid key is let through all the same."""
+    with (
+        running_orchestrator(
+            tmp_path,
+            valkey_url,
+            store,
+            api_key=ADMIN_KEY,
+            worker_token=WORKER_TOKEN,
+            stranger_rate="4/hour",
+        ) as running,
+        httpx.Client(base_url=running.url, timeout=60) as http,
+    ):
+        strangers = [
+            http.get("/v1/runs"),
+            http.get("/v1/runs", headers={"authorization": "Bearer wrong"}),
+            http.get("/v1/models", headers={"authorization": "Bearer wrong"}),
+            http.delete("/internal/workers/w", headers={"authorization": f"Bearer {ADMIN_KEY}"}),
+            http.get("/v1/runs", headers={"authorization": f"Bearer {WORKER_TOKEN}"}),
+            http.delete("/internal/workers/w"),
+        ]
+        assert [one.status_code for one in strangers] == [401, 401, 401, 401, 429, 429]
+        assert strangers[-1].json()["detail"] == (
+            "this address may send 4 per 1 hour without a valid key: send one as `Authorization: "
+            "Bearer <key>`"
+        )
+        assert 0 < int(strangers[-1].headers["retry-after"]) <= 3600
+        known = {"authorization": f"Bearer {ADMIN_KEY}"}
+        assert http.get("/v1/runs", headers=known).status_code == 200
+
+
+def test_the_document_says_which_routes_take_a_key(keyed: Keyed) -> None:
+    document = keyed.app.openapi()
+    secured = {
+        (method.upper(), path): operation.get("security", [])
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert {route for route, security in secured.items() if not security} == {
+        ("GET", path) for path in ("/healthz", "/readyz", "/metrics")
+    }
+    assert [{"key": []}] in secured.values()
+    schemes = document["components"]["securitySchemes"]
+    assert {name: (one["type"], one["scheme"]) for name, one in schemes.items()} == {
+        "key": ("http", "bearer")
+    }
+
+
+def test_the_weight_proxys_document_names_the_workers_token(
+    store: S3ObjectStore, tmp_path: Path
+) -> None:
+    with running_proxy(store, tmp_path) as running:
+        document = running.app.openapi()
+    assert document["components"]["securitySchemes"]["worker_token"]["scheme"] == "bearer"
+    assert document["paths"]["/v1/runs/{run_id}/weights/latest"]["get"]["security"] == [
+        {"worker_token": []}
+    ]
+    assert "security" not in document["paths"]["/healthz"]["get"]

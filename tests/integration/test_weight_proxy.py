@@ -69,7 +69,7 @@ def test_same_manifest_again_gets_the_same_answer(
     assert first.content == again.content == store.get(keys.manifest(run_id, 0))
 
 
-def test_version_is_invisible_until_every_object_is_there(
+def test_p1_a_version_is_invisible_until_every_object_is_there(
     proxy: RunningProxy, store: S3ObjectStore, run_id: str
 ) -> None:
     files = adapter_files(0)
@@ -98,7 +98,7 @@ def test_an_object_of_another_size_is_refused(
 
 
 @pytest.mark.parametrize("name", [ADAPTER_WEIGHTS, ADAPTER_CONFIG])
-def test_wrong_hash_is_refused(
+def test_p12_a_wrong_hash_is_refused(
     proxy: RunningProxy, store: S3ObjectStore, run_id: str, name: str
 ) -> None:
     manifest = publishable(store, run_id, 0)
@@ -111,7 +111,7 @@ def test_wrong_hash_is_refused(
     assert proxy.client.publish(manifest).manifest == manifest
 
 
-def test_a_shard_saved_as_whole_is_refused(
+def test_p4_a_shard_saved_as_whole_is_refused(
     proxy: RunningProxy, store: S3ObjectStore, run_id: str
 ) -> None:
     """P4: one rank of two wrote its own rows. Of B only the parent's shapes tell."""
@@ -247,7 +247,7 @@ def test_the_versions_of_a_deleted_run_are_forgotten(
     assert proxy.client.version(f"{run_id}-other", 0) == kept
 
 
-def test_table_is_rebuilt_from_the_store(
+def test_p13_the_table_is_rebuilt_from_the_store(
     s3_settings: ObjectStoreSettings, run_id: str, tmp_path: Path
 ) -> None:
     store = S3ObjectStore.connect(s3_settings.model_copy(update={"bucket": run_id}))

@@ -16,7 +16,7 @@ def unpacked(tmp_path: Path, archive: Path) -> dict[str, bytes]:
 
 def write(tmp_path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
     path = tmp_path / "adapter.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, body in members:
             archive.writestr(name, body)
     return path
@@ -61,6 +61,30 @@ def test_files_that_declare_too_much_are_refused_before_they_are_read(tmp_path: 
         body[entry + 24 : entry + 28] = (2**32 - 2).to_bytes(4, "little")
     archive.write_bytes(body)
     with pytest.raises(IntegrityError, match="the adapter is larger than 4296015872 bytes"):
+        unpacked(tmp_path, archive)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    """100 KB for 100 MB."""
+    path = tmp_path / "adapter.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("adapter_model.safetensors", bytes(100_000_000))
+    with pytest.raises(IntegrityError) as refused:
+        unpacked(tmp_path, path)
+    assert refused.value.detail == (
+        "the adapter has a compressed file, 'adapter_model.safetensors': download it from an "
+        "orchestrator of this version"
+    )
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_files_that_claim_more_than_arrived_are_refused(tmp_path: Path) -> None:
+    archive = write(tmp_path, ("a", b"x" * 1000))
+    body = bytearray(archive.read_bytes())
+    entry = body.index(b"PK\x01\x02")
+    body[entry + 20 : entry + 28] = (2**20).to_bytes(4, "little") * 2
+    archive.write_bytes(body)
+    with pytest.raises(IntegrityError, match="claims more bytes of its files than it has"):
         unpacked(tmp_path, archive)
 
 

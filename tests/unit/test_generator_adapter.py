@@ -130,6 +130,24 @@ def test_a_cut_file_is_refused(tmp_path: Path, kept: float) -> None:
         read_adapter(folder, LAYERS)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"[" * 100_000,
+        b'{"r": 0, "lora_alpha": 1, "target_modules": []}',
+        b'{"r": 1e400, "lora_alpha": 1, "target_modules": []}',
+        b'{"r": 1, "lora_alpha": 1, "target_modules": 7}',
+        b"[]",
+        b"\xff",
+    ],
+)
+def test_a_hostile_configuration_is_refused(tmp_path: Path, config: bytes) -> None:
+    folder = write_policy(tmp_path / "v1", policy_tensors(1))
+    (folder / ADAPTER_CONFIG).write_bytes(config)
+    with pytest.raises(IntegrityError, match=r"adapter_config.json is no PEFT configuration"):
+        read_adapter(folder, LAYERS)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     tmp_path.joinpath(ADAPTER_WEIGHTS).write_bytes(save(policy_tensors(1)))
     with pytest.raises(IntegrityError, match="no PEFT configuration"):

@@ -80,7 +80,7 @@ def _read_config(path: Path) -> tuple[int, float, frozenset[str]]:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         targets = frozenset[str](config["target_modules"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise IntegrityError(f"{ADAPTER_CONFIG} is no PEFT configuration: {error!r}") from error
     refused = [name for name in NOT_PLAIN if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or refused:
