@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import openai
 import redis
-import torch
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import SecretStr
 from transformers import PreTrainedTokenizerBase
@@ -33,8 +32,6 @@ from services.generator.engines.base import (
     never_cancelled,
     not_heard,
 )
-from services.generator.engines.model import LoraModel
-from services.generator.engines.transformers import TransformersEngine
 from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
 from services.generator.weights import RunPolicies
@@ -42,6 +39,7 @@ from services.orchestrator.schema import JobRow, RunRow
 from tests.orchestrator import Orchestrator, running_orchestrator, submit
 from tests.policies import Reference, policy_tensors, upload_policy
 from tests.specs import spec
+from tests.tiny_engine import TinyEngine
 from tests.tiny_model import MAX_POSITIONS
 from tests.waiting import wait_until
 from tests.weight_proxy import RunningProxy, running_proxy
@@ -51,12 +49,11 @@ RENDERED = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 POOL = "chat-tests"
 
 
-class PacedEngine(TransformersEngine):
+class PacedEngine(TinyEngine):
     """Can be made to wait before each token of an answer."""
 
     def __init__(self, folder: Path) -> None:
-        model = LoraModel.open(folder, torch.float32, torch.device("cpu"))
-        super().__init__(model, load_tokenizer(folder, None), sequences_max=8)
+        super().__init__(folder)
         self.permits: threading.Semaphore | None = None
         self.num_tokens = 0
         """Made for answers."""

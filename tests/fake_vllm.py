@@ -20,18 +20,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import torch
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from offbeat.models import load_tokenizer
 from services.generator.engines.base import Completion, SampleRequest, Sampling
-from services.generator.engines.model import LoraModel
-from services.generator.engines.transformers import TransformersEngine
 from tests.policies import policy_tensors, write_policy
 from tests.servers import serve
+from tests.tiny_engine import TinyEngine
+from tests.vllm_answers import answer, card, error, streamed
 
 BASE = "base"
 POLL_S = 0.01
@@ -107,11 +105,7 @@ class FakeVllm:
     running_most: int = 0
 
     def __post_init__(self) -> None:
-        self._engine = TransformersEngine(
-            LoraModel.open(self.model_folder, torch.float32, torch.device("cpu")),
-            load_tokenizer(self.model_folder, None),
-            sequences_max=8,
-        )
+        self._engine = TinyEngine(self.model_folder)
         with TemporaryDirectory() as folder:
             self._engine.load(BASE, write_policy(Path(folder) / BASE, policy_tensors(0)))
         self._cache: OrderedDict[str, str] = OrderedDict()
@@ -281,8 +275,10 @@ class FakeVllm:
             self.aborted += 1
             return Response(status_code=499)
         if body.get("stream"):
-            return StreamingResponse(self._stream(name, completion), media_type="text/event-stream")
-        return JSONResponse(self._answer(name, completion, body["prompt"]))
+            chunks = streamed(name, completion)
+            return StreamingResponse(chunks, media_type="text/event-stream")
+        reason = self.ends_with or completion.finish_reason
+        return JSONResponse(answer(self.answers_as or name, completion, reason, body["prompt"]))
 
     async def _until_done_or_gone(
         self, request: Request, name: str, body: dict[str, Any]
@@ -294,80 +290,6 @@ class FakeVllm:
         if self.is_dead:
             raise EngineDied
         return await asyncio.to_thread(self.compute, name, body)
-
-    def _answer(self, name: str, completion: Completion, prompt: list[int]) -> dict[str, Any]:
-        return {
-            "id": "cmpl-1",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": self.answers_as or name,
-            "choices": [
-                {
-                    "index": 0,
-                    "text": "",
-                    "logprobs": {
-                        "text_offset": [0 for _ in completion.ids],
-                        "token_logprobs": list(completion.logprobs),
-                        "tokens": ["" for _ in completion.ids],
-                        "top_logprobs": [{"": value} for value in completion.logprobs],
-                    },
-                    "finish_reason": self.ends_with or completion.finish_reason,
-                    "stop_reason": None,
-                    "token_ids": list(completion.ids),
-                    "prompt_logprobs": None,
-                    "prompt_token_ids": prompt,
-                    "routed_experts": None,
-                }
-            ],
-            "service_tier": None,
-            "system_fingerprint": "vllm-0.32.0-09d4a051",
-            "usage": {
-                "prompt_tokens": len(prompt),
-                "total_tokens": len(prompt) + len(completion.ids),
-                "completion_tokens": len(completion.ids),
-                "prompt_tokens_details": None,
-                "completion_tokens_details": None,
-            },
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-
-    def _stream(self, name: str, completion: Completion) -> Iterator[str]:
-        pairs = zip(completion.ids, completion.logprobs, strict=True)
-        for number, (token, logprob) in enumerate(pairs, 1):
-            is_last = number == len(completion.ids)
-            choice = {
-                "index": 0,
-                "text": "",
-                "logprobs": {"token_logprobs": [logprob], "tokens": [""]},
-                "finish_reason": completion.finish_reason if is_last else None,
-                "stop_reason": None,
-                "token_ids": [token],
-            }
-            chunk = {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": name}
-            yield f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\n"
-        yield "data: [DONE]\n\n"
-
-
-def card(name: str, root: str, parent: str | None, max_model_len: int | None = None) -> Any:
-    """An entry of `/v1/models`."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "vllm",
-        "root": root,
-        "parent": parent,
-        "max_model_len": max_model_len,
-        "permission": [],
-    }
-
-
-def error(status: int, kind: str, message: str, param: str | None = None) -> JSONResponse:
-    """vLLM's error body."""
-    body = {"message": message, "type": kind, "param": param, "code": status}
-    return JSONResponse({"error": body}, status)
 
 
 @contextmanager

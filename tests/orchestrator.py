@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from offbeat.chat_channel import ChatListener
+from offbeat.contracts.connection import Connection, StoreAccess
 from offbeat.contracts.jobs import JobMessage, JobOutput, WorkerRole
 from offbeat.contracts.leases import CompleteRequest, FailRequest, Lease, LeaseRequest, WorkerReport
 from offbeat.objects import S3ObjectStore
@@ -28,6 +29,7 @@ from services.orchestrator.broker import CeleryBroker
 from services.orchestrator.collector import Collector
 from services.orchestrator.dependencies import Services
 from services.orchestrator.leadership import leadership_over
+from services.orchestrator.live_streams import STREAMS_MAX, LiveStreams
 from services.orchestrator.migrate import migrate
 from services.orchestrator.rates import RateLimiter
 from services.orchestrator.scheduler import Scheduler
@@ -43,6 +45,17 @@ MESSAGE_WAIT_S = 30.0
 MESSAGE_LOST_S = 1e6
 """On the test's clock. So a jump of the clock for another reason does not void the message that
 the test has just taken."""
+CONNECTION = Connection(
+    weight_proxy_url="http://127.0.0.1:1",
+    store=StoreAccess(
+        endpoint_url=None,
+        bucket="tests",
+        region="us-east-1",
+        access_key_id="nobody",
+        secret_access_key=SecretStr("nothing"),
+    ),
+)
+"""What workers are told: they are played by tests, which do not ask."""
 
 
 @dataclass
@@ -78,16 +91,23 @@ def running_orchestrator(
     *,
     database_url: str | None = None,
     clock: Callable[[], float] | None = None,
+    uptime: Callable[[], float] = lambda: 0.0,
     lease_s: float = 30.0,
     message_lost_s: float = 15.0,
     api_key: str | None = None,
     worker_token: str | None = None,
     rate_limit: str = "1000000/second",
+    stranger_rate: str = "1000000/second",
+    streams_max: int = STREAMS_MAX,
     gc_interval_s: float = 3600.0,
     look_interval_s: float = 3600.0,
     forget_versions: Callable[[str], None] = lambda run_id: None,
+    connection: Connection = CONNECTION,
 ) -> Iterator[Orchestrator]:
-    """Start it on the given database, else on SQLite in `folder`; either may be an old one."""
+    """Start it on the given database, else on SQLite in `folder`; either may be an old one.
+
+    By the usual `uptime` it was never away, whatever the test does to the clock.
+    """
     clock = clock or Clock()
     store = Store.connect(database_url or f"sqlite:///{folder}/orchestrator.db")
     migrate(store.engine)
@@ -99,6 +119,8 @@ def running_orchestrator(
         broker,
         leadership_over(store.engine),
         clock=clock,
+        uptime=uptime,
+        lease_s=lease_s,
         message_lost_s=message_lost_s,
     )
     token = SecretStr(worker_token) if worker_token else None
@@ -110,7 +132,7 @@ def running_orchestrator(
         clock=clock,
         api_key=SecretStr(api_key) if api_key else None,
         worker_token=token,
-        rates=RateLimiter(rate_limit),
+        rates=RateLimiter(rate_limit, stranger_rate=stranger_rate),
         chats=ChatListener(queue),
         collector=Collector(
             store=store,
@@ -120,8 +142,10 @@ def running_orchestrator(
             interval_s=gc_interval_s,
             look_interval_s=look_interval_s,
         ),
+        connection=connection,
         lease_s=lease_s,
         heartbeat_interval_s=0.2,
+        streams=LiveStreams(streams_max=streams_max),
     )
     app = create_app(services)
     with serve(app) as url:
@@ -195,10 +219,16 @@ class Hand:
         self.orchestrator.worker.complete(lease.job_id, request)
         return output
 
-    def fail(self, lease: Lease, message: str, *, permanent: bool = False) -> None:
+    def fail(
+        self, lease: Lease, message: str, *, permanent: bool = False, outage: bool = False
+    ) -> None:
         """Fail a job."""
         request = FailRequest(
-            attempt=lease.attempt, worker_id=self.worker_id, message=message, permanent=permanent
+            attempt=lease.attempt,
+            worker_id=self.worker_id,
+            message=message,
+            permanent=permanent,
+            outage=outage,
         )
         self.orchestrator.worker.fail(lease.job_id, request)
 

@@ -85,14 +85,16 @@ class Reference:
             ids.append(int(self.distributions(prompt_ids, ids)[-1].argmax()))
         return tuple(ids)
 
-    def canary(self, version: int) -> Canary:
-        """What a trainer would put into the manifest of this version."""
+    def canary(self, version: int, parent: int | None = None) -> Canary:
+        """What a trainer would put into the manifest of this version, whose parent is the one
+        before it unless another is named."""
         self.install(policy_tensors(version, rank=self._rank))
         ids = self.greedy(PROMPT_IDS, NEW_TOKENS)
         logprobs = self.logprobs(PROMPT_IDS, ids)
         parent_logprobs: tuple[float, ...] = ()
         if version:
-            self.install(policy_tensors(version - 1, rank=self._rank))
+            before = version - 1 if parent is None else parent
+            self.install(policy_tensors(before, rank=self._rank))
             parent_logprobs = self.logprobs(PROMPT_IDS, ids)
         return Canary(
             prompt_ids=PROMPT_IDS,

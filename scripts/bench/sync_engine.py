@@ -55,7 +55,7 @@ class LightEngine:
         with self._lock:
             self._answers.pop(policy, None)
 
-    def loaded(self) -> frozenset[str]:
+    def loaded(self, *, check: Callable[[], None] = never_cancelled) -> frozenset[str]:
         """The names that have an answer."""
         with self._lock:
             return frozenset(self._answers)

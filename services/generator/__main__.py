@@ -9,12 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from offbeat.chat_channel import ChatSpeaker
+from offbeat.connection import connected
 from offbeat.contracts.jobs import JobKind, WorkerRole
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.departure import Departure
 from offbeat.devices import device_of
 from offbeat.logs import configure_logs
-from offbeat.models import load_tokenizer, resolve_model
+from offbeat.models import load_tokenizer, max_positions, resolve_model
 from offbeat.objects import WORKER_RETRY_S, S3ObjectStore
 from offbeat.queue import create_celery
 from offbeat.rewards.scorer import RewardScorer
@@ -30,7 +31,7 @@ from services.generator.engines.vllm_engines import VllmEngines
 from services.generator.evaluate import evaluate
 from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
-from services.generator.prepare import max_positions, prepare
+from services.generator.prepare import prepare
 from services.generator.pull import Scratch
 from services.generator.rollout import generate
 from services.generator.sample import Generator
@@ -49,10 +50,11 @@ def main() -> None:
     configure_logs(settings, "generator")
     disable_progress_bar()
     worker_id = worker_identity(settings, WorkerRole.GENERATOR)
-    store = S3ObjectStore.connect(settings.store, retry_for_s=WORKER_RETRY_S)
     orchestrator = OrchestratorClient(
         settings.orchestrator_url, settings.worker_token, ca_file=settings.ca_file
     )
+    settings = connected(settings, orchestrator.connection)
+    store = S3ObjectStore.connect(settings.store, retry_for_s=WORKER_RETRY_S)
     scratch = Scratch(settings.data_dir / "adapters", worker_id)
     vllm = VllmEngines(settings, scratch.folder) if settings.engine == "vllm" else None
     if vllm is not None:
@@ -80,6 +82,7 @@ def main() -> None:
             settings.pool,
             settings.engine,
             generator.models.serving,
+            data_dir=settings.data_dir,
         )
         presence.start()
         chats.start()

@@ -192,7 +192,7 @@ def _lent(
     if version is None:
         lent = policies.newest(0, check=check, timeout_s=VERSION_WAIT_S)
     else:
-        lent = policies.exact(version)
+        lent = policies.exact(version, check=check)
     with lent as policy:
         yield policy
 

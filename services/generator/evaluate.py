@@ -37,7 +37,7 @@ def evaluate(context: JobContext, generator: Generator) -> EvaluateOutput:
     failures: list[RewardFailure] = []
     with (
         generator.models.use(spec.model) as model,
-        model.policies(lease.run_id).exact(job.version) as policy,
+        model.policies(lease.run_id).exact(job.version, check=context.check) as policy,
     ):
         for start in range(0, len(groups), num_groups):
             batch = groups[start : start + num_groups]

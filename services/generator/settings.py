@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from offbeat.settings import ObjectStoreSettings, QueueSettings, WorkerSettings
+from offbeat.settings import WorkerSettings
 from services.generator.engines.vllm_command import LoraRank, parse_arguments
 
 
@@ -44,8 +44,6 @@ class GeneratorSettings(WorkerSettings):
     vllm_request_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """How long one completion may take, its wait for a place in the batch included. A server that
     takes longer hangs, and the job is tried again."""
-    store: ObjectStoreSettings = Field(default_factory=ObjectStoreSettings)
-    queue: QueueSettings = Field(default_factory=QueueSettings)
 
     @model_validator(mode="after")
     def _vllm_is_somewhere(self) -> Self:

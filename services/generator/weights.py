@@ -23,7 +23,7 @@ from offbeat.canary import CanaryVerdict
 from offbeat.contracts.leases import ServedVersion
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import Canary, Manifest, PublishedVersion
-from offbeat.errors import IntegrityError, OffbeatError, UnavailableError
+from offbeat.errors import IntegrityError, OffbeatError, OutageError, UnavailableError
 from offbeat.worker_api import WeightProxyClient
 from services.generator.engines.base import Engine, never_cancelled
 from services.generator.events import Events
@@ -70,6 +70,8 @@ class RunPolicies:
         """The newest version that was looked at, proved or refused."""
         self._refusal = "none was published"
         """Why there is no newer version, for a job that waits in vain."""
+        self._outage: OutageError | None = None
+        """Why the weight-proxy could not be asked, or not be read from, when it was tried last."""
         self._started_at = datetime.now(UTC)
 
     def start(self) -> None:
@@ -108,34 +110,40 @@ class RunPolicies:
     ) -> Iterator[Policy]:
         """The newest version at hand, held until the end of the block.
 
-        Waits for one that is at least `min_version`; `UnavailableError` after the timeout.
+        Waits for one that is at least `min_version`; `UnavailableError` after the timeout, an
+        `OutageError` where the weight-proxy is away.
         """
-        self._engine.loaded()  # an engine that is still starting does not count as a late version
+        # An engine that is still starting does not count as a late version.
+        self._engine.loaded(check=check)
         policy = self._shelf.lend_newest(min_version, check, timeout_s)
         if policy is None:
-            raise UnavailableError(
+            kind = OutageError if self._outage else UnavailableError
+            raise kind(
                 f"version {min_version} of {self._run_id} is not at hand after {timeout_s:.0f} s "
-                f"(newest seen: {self._seen}): {self._refusal}"
+                f"(newest seen: {self._seen}): {self._outage or self._refusal}"
             )
-        with self._lent(policy):
+        with self._lent(policy, check):
             yield policy
 
     @contextmanager
-    def exact(self, version: int) -> Iterator[Policy]:
+    def exact(
+        self, version: int, *, check: Callable[[], None] = never_cancelled
+    ) -> Iterator[Policy]:
         """This very version, pulled and proved now where it is not at hand."""
+        self._engine.loaded(check=check)
         policy = self._shelf.lend(version)
         if policy is None:
             published = self._proxy.version(self._run_id, version)
             if published is None:
                 raise UnavailableError(f"version {version} of {self._run_id} is not published")
             policy = self._adopt(published)
-        with self._lent(policy):
+        with self._lent(policy, check):
             yield policy
 
     @contextmanager
-    def _lent(self, policy: Policy) -> Iterator[None]:
+    def _lent(self, policy: Policy, check: Callable[[], None]) -> Iterator[None]:
         try:
-            self._load_if_lost(policy)
+            self._load_if_lost(policy, check)
             yield
         finally:
             self._shelf.touch()
@@ -148,9 +156,11 @@ class RunPolicies:
             while not self._shelf.closed:
                 try:
                     self._look_for_newer()
+                    self._outage = None
                 except Exception as error:
                     if self._shelf.closed:
                         break
+                    self._outage = error if isinstance(error, OutageError) else None
                     expected = isinstance(error, OffbeatError)
                     log.warning(
                         "A newer version is not ready.",
@@ -227,10 +237,10 @@ class RunPolicies:
             raise IntegrityError(verdict.reason)
         return verdict
 
-    def _load_if_lost(self, policy: Policy) -> None:
+    def _load_if_lost(self, policy: Policy, check: Callable[[], None]) -> None:
         """Make a version ready again that a restarted engine does not know any more."""
         with self._shelf.exclusive(policy.name):
-            if policy.name in self._engine.loaded():
+            if policy.name in self._engine.loaded(check=check):
                 return
             self._load(policy.name, policy.folder)
             try:

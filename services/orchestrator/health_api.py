@@ -1,5 +1,6 @@
 """Health and Prometheus: alive, ready (with real pings), and counts read at each scrape."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
@@ -8,12 +9,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import WorkerRole
+from offbeat.contracts.jobs import JobStatus, WorkerRole
+from offbeat.contracts.runs import RunStatus
 from offbeat.errors import UnavailableError
 from services.orchestrator.dependencies import Services, ServicesDep
+from services.orchestrator.dispatch import Lane
+from services.orchestrator.jobs import ASKED_KINDS
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
 from services.orchestrator.state import alive_workers
+
+DEFAULT_POOL = "default"
 
 router = APIRouter(tags=["health"])
 
@@ -30,7 +37,7 @@ def readyz(services: ServicesDep) -> dict[str, str]:
     services.store.ping()
     services.objects.ping()
     try:
-        services.broker.depth(WorkerRole.GENERATOR, "default")
+        services.broker.depth(WorkerRole.GENERATOR, DEFAULT_POOL)
     except OperationalError as error:
         raise UnavailableError(f"the broker does not answer: {error}") from error
     return {"status": "ready"}
@@ -51,12 +58,17 @@ class SqlCollector(Collector):
         self._services = services
 
     def collect(self) -> Iterator[Metric]:
-        """Runs, jobs, groups and workers."""
+        """Runs, jobs, groups, workers, and the work that there is for them."""
         runs = GaugeMetricFamily("offbeat_runs", "Runs by status.", labels=["status"])
         jobs = GaugeMetricFamily("offbeat_jobs", "Jobs by kind, status.", labels=["kind", "status"])
         groups = GaugeMetricFamily("offbeat_groups", "Groups by status.", labels=["status"])
         workers = GaugeMetricFamily(
             "offbeat_workers", "Workers that reported lately.", labels=["role", "pool"]
+        )
+        work = GaugeMetricFamily(
+            "offbeat_open_jobs",
+            "Jobs that wait for a worker or are with one.",
+            labels=["role", "pool"],
         )
         with self._services.store.read() as session:
             for status, count in session.execute(
@@ -74,6 +86,27 @@ class SqlCollector(Collector):
             ):
                 groups.add_metric([status], count)
             alive = alive_workers(session, self._services.clock())
-        for (role, pool), count in alive.items():
-            workers.add_metric([role, pool], count)
-        yield from (runs, jobs, groups, workers)
+            open_jobs = _open_jobs(session)
+        # A lane without work says so: whoever scales workers would take no answer for a fault.
+        default_lanes = {(role, DEFAULT_POOL) for role in WorkerRole}
+        for role, pool in sorted(alive.keys() | open_jobs.keys() | default_lanes):
+            workers.add_metric([role, pool], alive.get((role, pool), 0))
+            work.add_metric([role, pool], open_jobs[role, pool])
+        yield from (runs, jobs, groups, workers, work)
+
+
+def _open_jobs(session: Session) -> Counter[Lane]:
+    """Jobs with a worker, and those that one may take: not those of a paused run."""
+    may_start = (RunRow.status == RunStatus.RUNNING) | JobRow.kind.in_(ASKED_KINDS)
+    rows = session.execute(
+        select(JobRow.kind, JobRow.pool, func.count())
+        .join(RunRow, RunRow.id == JobRow.run_id)
+        .where(
+            (JobRow.status == JobStatus.LEASED) | ((JobRow.status == JobStatus.QUEUED) & may_start)
+        )
+        .group_by(JobRow.kind, JobRow.pool)
+    )
+    counts: Counter[Lane] = Counter()
+    for kind, pool, count in rows:
+        counts[kind.role, pool] += count
+    return counts

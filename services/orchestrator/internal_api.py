@@ -1,9 +1,11 @@
 """`/internal/*`: what workers call. Each route parses, opens one transaction and answers."""
 
-from fastapi import APIRouter, Depends
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy import delete
-from sqlalchemy.orm import Session
 
+from offbeat.contracts.bounds import Name
+from offbeat.contracts.connection import Connection
 from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
@@ -16,17 +18,34 @@ from offbeat.contracts.leases import (
     WorkerReport,
 )
 from offbeat.contracts.runs import EventLevel
-from offbeat.errors import HeldBackError
+from offbeat.errors import ForbiddenError, HeldBackError
 from services.orchestrator import leases
-from services.orchestrator.dependencies import ServicesDep, worker
+from services.orchestrator.dependencies import ServicesDep, WorkerRoute, worker
 from services.orchestrator.fleet import SERVE, note
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import add_event, lock_run
 
-router = APIRouter(prefix="/internal", dependencies=[Depends(worker)], include_in_schema=False)
+router = APIRouter(
+    prefix="/internal",
+    route_class=WorkerRoute,
+    dependencies=[Depends(worker)],
+    include_in_schema=False,
+)
 
 WARNING_EVENTS = frozenset({"canary_failed", "reward_failed", "samples_lost"})
 SERVE_OUTCOMES = {"version_served": True, "canary_failed": False}
+
+
+@router.get("/connection")
+def connection(services: ServicesDep, response: Response) -> Connection:
+    """Where the weight-proxy and the object store are, and the store's credentials."""
+    if services.worker_token is None:
+        raise ForbiddenError(
+            "credentials are told only to who bears a token: set OFFBEAT_WORKER_TOKEN on both "
+            "sides, or give the worker OFFBEAT_WEIGHT_PROXY_URL and OFFBEAT_S3_* itself"
+        )
+    response.headers["cache-control"] = "no-store"
+    return services.connection
 
 
 @router.post("/jobs/{job_id}/lease")
@@ -42,7 +61,7 @@ def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
             heartbeat_interval_s=services.heartbeat_interval_s,
         )
     if isinstance(answer, HeldBackError):
-        services.scheduler.wake()
+        services.scheduler.wake(job_id)
         raise answer
     return answer
 
@@ -55,7 +74,7 @@ def heartbeat(services: ServicesDep, job_id: str, request: HeartbeatRequest) -> 
             session, job_id, request, now=services.clock(), lease_s=services.lease_s
         )
     if request.computed:
-        services.scheduler.wake()
+        services.scheduler.wake(job_id)
     return reply
 
 
@@ -64,7 +83,7 @@ def complete(services: ServicesDep, job_id: str, request: CompleteRequest) -> No
     """Hand in a result."""
     with services.store.write() as session:
         leases.complete(session, job_id, request, now=services.clock())
-    services.scheduler.wake()
+    services.scheduler.wake(job_id)
 
 
 @router.post("/jobs/{job_id}/fail", status_code=204)
@@ -72,7 +91,7 @@ def fail(services: ServicesDep, job_id: str, request: FailRequest) -> None:
     """Give a job back with the reason."""
     with services.store.write() as session:
         leases.fail(session, job_id, request, now=services.clock())
-    services.scheduler.wake()
+    services.scheduler.wake(job_id)
 
 
 @router.post("/jobs/{job_id}/release", status_code=204)
@@ -80,37 +99,22 @@ def release(services: ServicesDep, job_id: str, request: ReleaseRequest) -> None
     """Hand a job back that the worker will not finish."""
     with services.store.write() as session:
         leases.release(session, job_id, request, now=services.clock())
-    services.scheduler.wake()
+    services.scheduler.wake(job_id)
 
 
 @router.delete("/workers/{worker_id}", status_code=204)
-def leave(services: ServicesDep, worker_id: str) -> None:
+def leave(services: ServicesDep, worker_id: Name) -> None:
     """Say that a worker takes no more jobs. What it holds it may still complete."""
     with services.store.write() as session:
         session.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
 
 
 @router.put("/workers/{worker_id}", status_code=204)
-def report(services: ServicesDep, worker_id: str, request: WorkerReport) -> None:
+async def report(services: ServicesDep, worker_id: Name, request: WorkerReport) -> None:
     """Say that a worker lives."""
     now = services.clock()
-    with services.store.write() as session:
-        is_new = _save_report(session, worker_id, request, now)
-    if is_new:
-        services.scheduler.wake()
-
-
-def _save_report(session: Session, worker_id: str, request: WorkerReport, now: float) -> bool:
-    row = session.get(WorkerRow, worker_id)
-    is_new = row is None
-    if row is None:
-        row = WorkerRow(id=worker_id)
-        session.add(row)
-    row.role = request.role
-    row.pool = request.pool
-    row.report = request.model_dump_json()
-    row.last_seen_at = now
-    return is_new
+    if await services.reports.save(services.store, worker_id, request, now):
+        await run_sync(services.scheduler.wake)
 
 
 @router.post("/runs/{run_id}/events", status_code=204)

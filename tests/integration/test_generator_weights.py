@@ -1,41 +1,22 @@
 """Following a run: a real weight-proxy over a real store, and the transformers engine."""
 
-import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from offbeat.contracts.leases import WorkerEvent
-from offbeat.contracts.run_spec import ModelSection
-from offbeat.contracts.weights import ADAPTER_WEIGHTS, Canary
 from offbeat.errors import IntegrityError, UnavailableError
 from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
-from offbeat.worker_api import WeightProxyClient
-from services.generator.engines.base import (
-    Completion,
-    SampleRequest,
-    Sampling,
-    never_cancelled,
-    not_heard,
-)
-from services.generator.engines.model import LoraModel
-from services.generator.engines.transformers import TransformersEngine
-from services.generator.events import Events
+from services.generator.engines.base import SampleRequest, Sampling
 from services.generator.models import RUNS_MAX, BaseModel
 from services.generator.pull import Scratch
-from services.generator.weights import RunPolicies
+from tests.following import Following, WatchedEngine, following
 from tests.policies import PROMPT_IDS, Reference, upload_policy
 from tests.waiting import wait_until
 from tests.weight_proxy import RunningProxy, running_proxy
 
-MODEL = ModelSection(id="tiny", dtype="float32")
-SPARE_MAX = 1
 GREEDY = Sampling(max_new_tokens=8, temperature=0.0)
 
 
@@ -50,124 +31,6 @@ def reference(tiny_model: Path) -> Reference:
     return Reference(tiny_model)
 
 
-class WatchedEngine(TransformersEngine):
-    """Records what is loaded, and can be made to misbehave."""
-
-    def __init__(self, folder: Path) -> None:
-        model = LoraModel.open(folder, torch.float32, torch.device("cpu"))
-        super().__init__(model, load_tokenizer(folder, None), sequences_max=8)
-        self.contents: list[tuple[str, str]] = []
-        """Name and sha256 of every load."""
-        self.loaded_most = 0
-        self.load_failures = 0
-        """So many loads fail."""
-        self.load_losses = 0
-        """So many loads succeed without any effect."""
-        self.deaf_to: str | None = None
-        """Whatever policy is asked for, this one answers."""
-        self.before_canary: Callable[[], object] = never_cancelled
-
-    def load(self, policy: str, folder: Path) -> None:
-        digest = hashlib.sha256((folder / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
-        self.contents.append((policy, digest))
-        if self.load_failures:
-            self.load_failures -= 1
-            raise UnavailableError("the engine is out of memory")
-        if self.load_losses:
-            self.load_losses -= 1
-            return
-        super().load(policy, folder)
-        self.loaded_most = max(self.loaded_most, len(self.loaded()))
-
-    def generate(
-        self,
-        requests: Sequence[SampleRequest],
-        policy: str,
-        sampling: Sampling,
-        *,
-        urgent: bool = False,
-        check: Callable[[], None] = never_cancelled,
-        on_tokens: Callable[[Sequence[int]], None] = not_heard,
-    ) -> list[list[Completion]]:
-        if urgent:
-            self.before_canary()
-        policy = self.deaf_to or policy
-        return super().generate(
-            requests, policy, sampling, urgent=urgent, check=check, on_tokens=on_tokens
-        )
-
-
-class CutOffClient(WeightProxyClient):
-    """A connection that breaks off in the middle of the weights, so many times."""
-
-    cuts = 0
-
-    @contextmanager
-    def stream_file(self, run_id: str, version: int, name: str) -> Iterator[Iterator[bytes]]:
-        with super().stream_file(run_id, version, name) as chunks:
-            if self.cuts and name == ADAPTER_WEIGHTS:
-                self.cuts -= 1
-                yield iter([next(chunks)[:100]])
-            else:
-                yield chunks
-
-
-@dataclass(kw_only=True)
-class Setting:
-    """One run and one generator that follows it."""
-
-    run_id: str
-    store: S3ObjectStore
-    reference: Reference
-    client: CutOffClient
-    engine: WatchedEngine
-    folder: Path
-    policies: RunPolicies = field(init=False)
-    events: list[WorkerEvent] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.policies = self.follow(self.run_id)
-
-    def follow(self, run_id: str) -> RunPolicies:
-        def send(_: str, event: WorkerEvent) -> None:
-            self.events.append(event)
-
-        return RunPolicies(
-            run_id,
-            engine=self.engine,
-            model=MODEL,
-            proxy=self.client,
-            events=Events(send, "generator-1"),
-            folder=self.folder,
-            spare_max=SPARE_MAX,
-        )
-
-    def publish(self, version: int, *, canary: Canary | None = None) -> str:
-        """Publish a version, with its own canary unless another is given; its hash."""
-        canary = canary or self.reference.canary(version)
-        manifest = upload_policy(self.store, self.run_id, version, canary)
-        self.client.publish(manifest)
-        return manifest.adapter_sha256
-
-    def wait_for(self, version: int) -> None:
-        """Until a job could use this version."""
-        with self.policies.newest(version, timeout_s=30):
-            pass
-
-    def wait_for_event(self, kind: str) -> WorkerEvent:
-        """The first event of the kind."""
-        wait_until(lambda: any(event.kind == kind for event in self.events))
-        return next(event for event in self.events if event.kind == kind)
-
-    @property
-    def serving(self) -> list[int]:
-        return [served.version for served in self.policies.serving()]
-
-    @property
-    def folders(self) -> list[str]:
-        return sorted(path.name[:7] for path in self.folder.glob("*/*"))
-
-
 @pytest.fixture
 def setting(
     proxy: RunningProxy,
@@ -176,23 +39,14 @@ def setting(
     tiny_model: Path,
     tmp_path: Path,
     run_id: str,
-) -> Iterator[Setting]:
-    client = CutOffClient(proxy.url)
-    setting = Setting(
-        run_id=run_id,
-        store=store,
-        reference=reference,
-        client=client,
-        engine=WatchedEngine(tiny_model),
-        folder=tmp_path / "adapters",
-    )
-    yield setting
-    setting.policies.close()
-    setting.engine.close()
-    client.close()
+) -> Iterator[Following]:
+    with following(
+        run_id, store, reference, proxy.url, tiny_model, tmp_path / "adapters"
+    ) as running:
+        yield running
 
 
-def test_a_published_version_is_pulled_proved_and_lent(setting: Setting) -> None:
+def test_a_published_version_is_pulled_proved_and_lent(setting: Following) -> None:
     digest = setting.publish(0)
     setting.policies.start()
     with setting.policies.newest(0) as policy:
@@ -207,7 +61,7 @@ def test_a_published_version_is_pulled_proved_and_lent(setting: Setting) -> None
     assert served.data["canary_mean_abs_difference"] == pytest.approx(0, abs=1e-4)
 
 
-def test_a_newer_version_is_served_as_soon_as_it_is_published(setting: Setting) -> None:
+def test_a_newer_version_is_served_as_soon_as_it_is_published(setting: Following) -> None:
     setting.publish(0)
     setting.policies.start()
     setting.wait_for(0)
@@ -224,7 +78,7 @@ def test_a_newer_version_is_served_as_soon_as_it_is_published(setting: Setting) 
     assert waited_s >= spent_s * 0.9
 
 
-def test_a_version_is_not_served_before_it_is_proved(setting: Setting) -> None:
+def test_a_version_is_not_served_before_it_is_proved(setting: Following) -> None:
     """W8."""
     reached, finish = threading.Event(), threading.Event()
     setting.engine.before_canary = lambda: (reached.set(), finish.wait())
@@ -239,7 +93,7 @@ def test_a_version_is_not_served_before_it_is_proved(setting: Setting) -> None:
     setting.wait_for(0)
 
 
-def test_weights_of_the_parent_are_refused(setting: Setting) -> None:
+def test_weights_of_the_parent_are_refused(setting: Following) -> None:
     """W4: version 2 has come with a canary that it is only the parent of."""
     for version in (0, 1):
         setting.publish(version)
@@ -260,7 +114,7 @@ def test_weights_of_the_parent_are_refused(setting: Setting) -> None:
     assert setting.serving == [1, 3]
 
 
-def test_an_engine_that_serves_the_base_model_is_found_out(setting: Setting) -> None:
+def test_an_engine_that_serves_the_base_model_is_found_out(setting: Following) -> None:
     """W3, W5, W6, W12: it says yes to every load and answers without the adapter."""
     setting.publish(0)
     setting.policies.start()
@@ -273,7 +127,7 @@ def test_an_engine_that_serves_the_base_model_is_found_out(setting: Setting) -> 
     assert setting.serving == [0]
 
 
-def test_a_version_of_another_base_model_is_refused(setting: Setting) -> None:
+def test_a_version_of_another_base_model_is_refused(setting: Following) -> None:
     manifest = upload_policy(setting.store, setting.run_id, 0, setting.reference.canary(0))
     setting.client.publish(manifest.model_copy(update={"base_revision": "main"}))
     setting.policies.start()
@@ -282,7 +136,7 @@ def test_a_version_of_another_base_model_is_refused(setting: Setting) -> None:
     assert setting.engine.contents == []
 
 
-def test_a_manifest_that_tells_another_scale_is_refused(setting: Setting) -> None:
+def test_a_manifest_that_tells_another_scale_is_refused(setting: Following) -> None:
     """W12."""
     manifest = upload_policy(setting.store, setting.run_id, 0, setting.reference.canary(0))
     setting.client.publish(manifest.model_copy(update={"alpha": 8.0}))
@@ -293,7 +147,7 @@ def test_a_manifest_that_tells_another_scale_is_refused(setting: Setting) -> Non
     )
 
 
-def test_versions_in_use_survive_those_that_follow(setting: Setting) -> None:
+def test_versions_in_use_survive_those_that_follow(setting: Following) -> None:
     """L7: a long job on version 1 while 2 to 8 are published."""
     for version in (0, 1):
         setting.publish(version)
@@ -313,7 +167,7 @@ def test_versions_in_use_survive_those_that_follow(setting: Setting) -> None:
     wait_until(lambda: not policy.folder.exists())
 
 
-def test_a_download_that_breaks_off_is_pulled_again(setting: Setting) -> None:
+def test_p6_a_download_that_breaks_off_is_pulled_again(setting: Following) -> None:
     """P6: the worker stays on the last version, and nothing is left of the broken one."""
     setting.publish(0)
     setting.policies.start()
@@ -330,7 +184,7 @@ def test_a_download_that_breaks_off_is_pulled_again(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("fault", ["load_failures", "load_losses"])
-def test_a_load_that_fails_or_has_no_effect_is_tried_again(setting: Setting, fault: str) -> None:
+def test_a_load_that_fails_or_has_no_effect_is_tried_again(setting: Following, fault: str) -> None:
     """W3, W8: the version that is reported does not move meanwhile."""
     setting.publish(0)
     setting.policies.start()
@@ -344,7 +198,7 @@ def test_a_load_that_fails_or_has_no_effect_is_tried_again(setting: Setting, fau
 
 
 def test_a_new_process_loads_the_version_before_it_serves_it(
-    setting: Setting, tiny_model: Path
+    setting: Following, tiny_model: Path
 ) -> None:
     """L9, and L8: what the old process left on disk is swept."""
     setting.publish(0)
@@ -363,7 +217,7 @@ def test_a_new_process_loads_the_version_before_it_serves_it(
     restarted.close()
 
 
-def test_an_evaluation_gets_exactly_its_version(setting: Setting) -> None:
+def test_an_evaluation_gets_exactly_its_version(setting: Following) -> None:
     for version in range(4):
         setting.publish(version)
     setting.policies.start()
@@ -380,30 +234,14 @@ def test_an_evaluation_gets_exactly_its_version(setting: Setting) -> None:
         setting.policies.exact(9).__enter__()
 
 
-def test_an_evaluation_of_a_refused_version_says_why(setting: Setting) -> None:
+def test_an_evaluation_of_a_refused_version_says_why(setting: Following) -> None:
     setting.publish(0)
     setting.publish(1, canary=setting.reference.canary(2))
     with pytest.raises(IntegrityError, match="it resembles the parent version"):
         setting.policies.exact(1).__enter__()
 
 
-def test_what_is_held_stays_bounded_over_many_versions(setting: Setting) -> None:
-    """L2, L3, W1: each version is loaded once, under a name that never means anything else."""
-    setting.publish(0)
-    setting.policies.start()
-    setting.wait_for(0)
-    num_versions = 50
-    for version in range(1, num_versions):
-        setting.publish(version)
-        setting.wait_for(version)
-    wait_until(lambda: setting.serving == [num_versions - 2, num_versions - 1])
-    wait_until(lambda: len(setting.folders) == 1 + SPARE_MAX)
-    assert setting.engine.loaded_most <= 2 + SPARE_MAX, "the new one is loaded before one goes"
-    names = [name for name, _ in setting.engine.contents]
-    assert names == [f"{setting.run_id}-v{version}" for version in range(num_versions)]
-
-
-def test_a_run_that_is_given_up_leaves_nothing_behind(setting: Setting) -> None:
+def test_a_run_that_is_given_up_leaves_nothing_behind(setting: Following) -> None:
     setting.publish(0)
     setting.policies.start()
     with setting.policies.newest(0) as policy:
@@ -414,7 +252,7 @@ def test_a_run_that_is_given_up_leaves_nothing_behind(setting: Setting) -> None:
     assert not setting.policies.touch()
 
 
-def test_the_run_used_longest_ago_makes_room(setting: Setting, tiny_model: Path) -> None:
+def test_the_run_used_longest_ago_makes_room(setting: Following, tiny_model: Path) -> None:
     base = BaseModel(
         engine=setting.engine,
         tokenizer=load_tokenizer(tiny_model, None),

@@ -210,7 +210,9 @@ def test_a_wrong_flag_ends_the_process_with_its_name(
     s3_settings: ObjectStoreSettings, tiny_model: Path, tmp_path: Path
 ) -> None:
     with running_vllm(tiny_model, logprobs_mode="raw_logprobs") as (_, vllm_url):
-        environment = environment_of(vllm_url, tmp_path, s3_settings)
+        environment = environment_of(
+            vllm_url, tmp_path, s3_settings, OFFBEAT_WEIGHT_PROXY_URL="http://127.0.0.1:1"
+        )
         with running_generator(environment, tmp_path / "log") as process:
             assert process.wait(timeout=DEADLINE_S) != 0
     assert "start it with --logprobs-mode processed_logprobs" in (tmp_path / "log").read_text()

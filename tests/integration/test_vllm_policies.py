@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.contracts.leases import WorkerEvent
-from offbeat.errors import IntegrityError, UnavailableError
+from offbeat.errors import IntegrityError, LeaseLostError, UnavailableError
 from offbeat.objects import S3ObjectStore
 from services.generator.engines.base import SampleRequest, Sampling
 from services.generator.engines.vllm import VllmEngine
@@ -141,6 +141,21 @@ def test_a_published_version_is_loaded_proved_and_used(setting: Setting) -> None
         assert completion.ids == setting.reference.canary(1).completion_ids
     separations = [event.data["canary_separation"] for event in setting.events]
     assert separations == [None, pytest.approx(1, abs=0.05)]
+
+
+def test_a_job_that_is_taken_away_does_not_wait_for_a_server_that_starts(
+    setting: Setting,
+) -> None:
+    def taken() -> None:
+        raise LeaseLostError("taken")
+
+    setting.fake.starting = True
+    for lent in (
+        setting.policies.newest(0, check=taken),
+        setting.policies.exact(0, check=taken),
+    ):
+        with pytest.raises(LeaseLostError):
+            lent.__enter__()
 
 
 def test_w2_the_version_that_is_served_can_be_read_back_with_its_hash(setting: Setting) -> None:

@@ -34,7 +34,7 @@ class IdleEngine:
 
     def unload(self, policy: str) -> None: ...
 
-    def loaded(self) -> frozenset[str]:
+    def loaded(self, *, check: Callable[[], None] = never_cancelled) -> frozenset[str]:
         return frozenset()
 
     def generate(

@@ -70,8 +70,9 @@ class Engine(Protocol):
         """Forget an adapter; a name that is not loaded is fine. Requests in flight keep it."""
         ...
 
-    def loaded(self) -> frozenset[str]:
-        """The names that requests may use; waits for an engine that is starting."""
+    def loaded(self, *, check: Callable[[], None] = never_cancelled) -> frozenset[str]:
+        """The names that requests may use; waits for an engine that is starting, until `check`
+        raises."""
         ...
 
     def generate(

@@ -51,8 +51,8 @@ class TransformersEngine:
         with self._lock:
             self._adapters.pop(policy, None)
 
-    def loaded(self) -> frozenset[str]:
-        """The names of the adapters held."""
+    def loaded(self, *, check: Callable[[], None] = never_cancelled) -> frozenset[str]:
+        """The names of the adapters held; there is nothing to wait for."""
         with self._lock:
             return frozenset(self._adapters)
 

@@ -111,13 +111,13 @@ class VllmEngine:
                 self._names.discard(policy)
             self._client.unload(policy)
 
-    def loaded(self) -> frozenset[str]:
+    def loaded(self, *, check: Callable[[], None] = never_cancelled) -> frozenset[str]:
         """The names that requests may use.
 
         Waits for a server that is starting. One that was restarted has lost its adapters, and may
         have other settings: it is checked again.
         """
-        self._wait_until_ready()
+        self._wait_until_ready(check)
         with self._changed:
             names = frozenset(self._names)
         listed = self._listed()
@@ -127,7 +127,7 @@ class VllmEngine:
         if lost:
             log.warning("vLLM has lost adapters: it was restarted.", lost=sorted(lost))
             self._checked = False
-            self._wait_until_ready()
+            self._wait_until_ready(check)
         return names & listed
 
     def generate(
@@ -145,12 +145,6 @@ class VllmEngine:
             if policy not in self._names:
                 raise NotFoundError(f"{policy} is not loaded")
         self._check_lengths(requests, sampling)
-
-        def still_wanted() -> None:
-            if self._closed.is_set():
-                raise UnavailableError("the engine was closed: try again")
-            check()
-
         completions = complete(
             self._options.address,
             completion_bodies(
@@ -162,7 +156,7 @@ class VllmEngine:
             ),
             at_once=self._options.sequences_max,
             timeout_s=self._options.request_timeout_s,
-            check=still_wanted,
+            check=lambda: self._check_wanted(check),
             on_tokens=on_tokens,
         )
         remaining = iter(completions)
@@ -195,14 +189,18 @@ class VllmEngine:
                 f"into vLLM's --max-model-len {self._max_model_len}"
             )
 
-    def _wait_until_ready(self) -> None:
+    def _check_wanted(self, check: Callable[[], None]) -> None:
         if self._closed.is_set():
             raise UnavailableError("the engine was closed: try again")
-        wait_until_healthy(
-            self._client.is_healthy,
-            lambda: self._server.problem if self._server else None,
-            self._options.start_timeout_s,
-        )
+        check()
+
+    def _wait_until_ready(self, check: Callable[[], None]) -> None:
+        def problem() -> str | None:
+            self._check_wanted(check)
+            return self._server.problem if self._server else None
+
+        problem()
+        wait_until_healthy(self._client.is_healthy, problem, self._options.start_timeout_s)
         with self._checking:
             if not self._checked:
                 base = check_server(self._client)

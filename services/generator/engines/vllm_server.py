@@ -130,7 +130,7 @@ def wait_until_healthy(
     is_healthy: Callable[[], bool], problem: Callable[[], str | None], timeout_s: float
 ) -> None:
     """Return once the server answers; `UnavailableError` after the timeout, or where it is given
-    up."""
+    up. `problem` is asked between two looks, and may end the wait by raising."""
     deadline = time.monotonic() + timeout_s
     while not is_healthy():
         reason = problem()
