@@ -6,6 +6,8 @@ VLLM_VENV := .venv-vllm
 # A machine without a GPU saves 2 GB by naming PyTorch's CPU index here.
 TORCH_INDEX ?=
 DATA_DIR ?= .offbeat
+# Tests mostly wait for other processes, so two at a time take little more than half the time.
+TEST_PROCESSES ?= 2
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 DOCKER ?= docker
 # cpu or cuda: which torch the images of trainer and generator hold.
@@ -45,7 +47,7 @@ up: install ## start everything on this machine and leave it running
 	$(BIN)/python -m scripts.stack --data-dir $(DATA_DIR)
 
 test: install ## run the tests, with real parts
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 test-vllm: install $(VLLM_VENV)/installed ## run the tests that need a real vLLM: several minutes on a CPU
 	$(BIN)/pytest tests/vllm

@@ -17,6 +17,13 @@ from tests.postgres import PostgresServer, migrated_database, running_postgres
 from tests.tiny_model import write_tiny_model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unwrapped_output() -> None:
+    """The command line writes lines as long as a pipe takes, also where pytest says how wide its
+    own terminal is."""
+    os.environ.pop("COLUMNS", None)
+
+
 def run_part(part: parts.Part, log: Path) -> Iterator[None]:
     """Start a part, wait until it is ready, stop it at the end."""
     with log.open("wb") as output:

@@ -47,7 +47,7 @@ OWN_PARTS: Mapping[RunKind, tuple[str, ...]] = {
 def rewards_complaint(kind: RunKind | None, has_rewards: bool) -> str | None:
     """What is wrong with there being rewards, or none."""
     if kind == "grpo" and not has_rewards:
-        return "must not be empty"
+        return "a GRPO run needs at least one"
     if kind == "sft" and has_rewards:
         return 'belongs to kind = "grpo": leave it out'
     return None

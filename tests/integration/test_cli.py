@@ -290,7 +290,7 @@ def test_a_spec_is_validated_without_a_service(spec_file: str, tmp_path: Path) -
     }
     assert result.stderr.splitlines() == [
         "error: data: missing; it has no default",
-        "       rewards: missing; it has no default",
+        "       rewards: a GRPO run needs at least one",
         "       train.steps: missing; it has no default",
         "       train.learning_rat: unknown key; did you mean learning_rate?",
     ]

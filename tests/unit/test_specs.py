@@ -177,7 +177,7 @@ def test_values_out_of_range_are_told_with_the_range() -> None:
         "rollout.top_p: must be at most 1.0, not 1.5",
         "train.token_budget: must be at least 64, not 3",
     ]
-    assert complaints_of(rewards=[]) == ["rewards: must not be empty"]
+    assert complaints_of(rewards=[]) == ["rewards: a GRPO run needs at least one"]
     assert complaints_of(rewards=[{"type": "exact_match"}] * 33) == [
         "rewards: may have at most 32 entries, not 33"
     ]
