@@ -4,7 +4,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from offbeat.connections import BoundedConnection, connections_max
+from offbeat.http_connections import BoundedConnection, connections_max
 from offbeat.settings import ServerSettings
 from offbeat.web import bind_host
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from offbeat.connections import BoundedConnection
+from offbeat.http_connections import BoundedConnection
 from tests.waiting import wait_until
 
 

@@ -14,7 +14,7 @@ import pytest
 from fastapi import APIRouter, Body, FastAPI
 from pydantic import JsonValue
 
-from offbeat.connections import BoundedConnection
+from offbeat.http_connections import BoundedConnection
 from offbeat.objects import S3ObjectStore
 from offbeat.request_bodies import BODY_BYTES_MAX, HELD_BYTES_MAX, BodyLimit
 from offbeat.strict_routes import StrictRoute
