@@ -1,6 +1,7 @@
 """From a `data` section to its rows: one function a source."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from offbeat.contracts.run_spec import DataSection
 from offbeat.data.files import jsonl_rows, parquet_rows
@@ -10,7 +11,7 @@ from offbeat.data.inline import inline_rows
 from offbeat.data.rows import RowReader, SourceRow, bounded, checked_row
 from offbeat.objects import S3ObjectStore
 
-SOURCES: Mapping[str, Callable[..., Iterator[SourceRow]]] = {
+SOURCES: Mapping[str, Callable[[Any, Any, RowReader], Iterator[SourceRow]]] = {
     "reasoning_gym": lambda section, _store, read: gym_rows(section, read),
     "jsonl": jsonl_rows,
     "parquet": parquet_rows,

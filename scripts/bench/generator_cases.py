@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.data.prompts import build_prompts
+from offbeat.data.rows import checked_row
 from offbeat.data.sources import SOURCES
 from offbeat.models import load_tokenizer
 from offbeat.specs import load_spec
@@ -45,7 +46,7 @@ QUICK_CASES = tuple(case for case in CASES if case.new_tokens == 24 and case.seq
 def prompts_of_demo(model: Path) -> list[tuple[int, ...]]:
     """The first prompts of the demo's run, tokenised."""
     data = load_spec(EXAMPLE).data
-    rows = SOURCES[data.source](data, None)
+    rows = SOURCES[data.source](data, None, checked_row)
     prompts, _ = build_prompts(data, rows, load_tokenizer(model, None), None)
     return [prompt.prompt_ids for prompt in prompts]
 

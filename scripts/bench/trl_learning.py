@@ -16,6 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.data.prompts import build_prompts
+from offbeat.data.rows import checked_row
 from offbeat.data.sources import SOURCES
 from offbeat.models import load_tokenizer
 from offbeat.rewards.scorer import RewardScorer
@@ -96,7 +97,7 @@ class SameRewards:
 def learn(task: LearningTask) -> LearningRun:
     """Train until the goal or the last step."""
     spec, folder = task.spec, Path(task.model)
-    rows = SOURCES[spec.data.source](spec.data, None)
+    rows = SOURCES[spec.data.source](spec.data, None, checked_row)
     tokenizer = load_tokenizer(folder, spec.model.chat_template)
     prompts, _ = build_prompts(spec.data, rows, tokenizer, None)
     chats = [[{"role": "user", "content": str(prompt.columns["prompt"])}] for prompt in prompts]
