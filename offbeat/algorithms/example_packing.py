@@ -29,7 +29,7 @@ def pack_examples(examples: Sequence[Example], token_budget: int) -> list[Packed
     An example longer than the budget is a batch of its own.
     """
     rows = _filled(examples, min(token_budget, ROW_TOKENS_MAX))
-    batches = side_by_side(rows, [_num_tokens(row) for row in rows], token_budget)
+    batches = side_by_side(rows, _num_tokens, token_budget)
     return [_laid_out(batch) for batch in batches]
 
 

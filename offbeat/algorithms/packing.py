@@ -9,7 +9,7 @@ so it is computed exactly as if it stood alone:
 The last prompt token predicts the first token of every completion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -121,21 +121,21 @@ def pack(groups: Sequence[Row], token_budget: int) -> list[PackedBatch]:
     """
     row_tokens_max = min(token_budget, ROW_TOKENS_MAX)
     rows = [row for group in groups for row in _split(group, row_tokens_max)]
-    batches = side_by_side(rows, [row.num_tokens for row in rows], token_budget)
+    batches = side_by_side(rows, lambda row: row.num_tokens, token_budget)
     return [PackedBatch.of_rows(batch) for batch in batches]
 
 
-def side_by_side(rows: Sequence[T], lengths: Sequence[int], token_budget: int) -> list[list[T]]:
+def side_by_side(
+    rows: Sequence[T], num_tokens: Callable[[T], int], token_budget: int
+) -> list[list[T]]:
     """The rows in batches, the longest first, so that padding is short: each has at most
     `token_budget` tokens, padding included, or a single row."""
     batches: list[list[T]] = []
-    width = 0
-    for index in sorted(range(len(rows)), key=lambda index: lengths[index], reverse=True):
-        if batches and (len(batches[-1]) + 1) * width <= token_budget:
-            batches[-1].append(rows[index])
+    for row in sorted(rows, key=num_tokens, reverse=True):
+        if batches and (len(batches[-1]) + 1) * num_tokens(batches[-1][0]) <= token_budget:
+            batches[-1].append(row)
         else:
-            batches.append([rows[index]])
-            width = lengths[index]
+            batches.append([row])
     return batches
 
 

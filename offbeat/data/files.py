@@ -20,15 +20,12 @@ from offbeat.data.rows import (
     ROW_BYTES_MAX,
     RowReader,
     SourceRow,
-    checked_row,
 )
 from offbeat.errors import InvalidDataError
 from offbeat.objects import S3ObjectStore, split_s3_uri
 
 
-def jsonl_rows(
-    section: JsonlData, store: S3ObjectStore, read: RowReader = checked_row
-) -> Iterator[SourceRow]:
+def jsonl_rows(section: JsonlData, store: S3ObjectStore, read: RowReader) -> Iterator[SourceRow]:
     """One row a line; blank lines are passed over but counted."""
     with _on_disk(section.uri, store) as path, path.open("rb") as lines:
         for index in count():
@@ -50,7 +47,7 @@ def jsonl_rows(
 
 
 def parquet_rows(
-    section: ParquetData, store: S3ObjectStore, read: RowReader = checked_row
+    section: ParquetData, store: S3ObjectStore, read: RowReader
 ) -> Iterator[SourceRow]:
     """The rows of the table, in order."""
     with _on_disk(section.uri, store) as path:

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 
 from offbeat.contracts.run_spec import HuggingFaceData
-from offbeat.data.rows import RowReader, SourceRow, checked_row
+from offbeat.data.rows import RowReader, SourceRow
 from offbeat.errors import InvalidDataError, PermanentJobError, UnavailableError
 
 
-def huggingface_rows(
-    section: HuggingFaceData, read: RowReader = checked_row
-) -> Iterator[SourceRow]:
+def huggingface_rows(section: HuggingFaceData, read: RowReader) -> Iterator[SourceRow]:
     """The rows of the split, in order."""
     try:
         import datasets

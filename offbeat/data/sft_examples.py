@@ -170,7 +170,12 @@ def _by_turns(
         if message["role"] != "assistant" or at < first:
             continue
         asked = render_chat(tokenizer, messages[:at], add_generation_prompt=True)
-        answered = render_chat(tokenizer, messages[: at + 1], add_generation_prompt=False)
+        is_last = at + 1 == len(messages)
+        answered = (
+            whole
+            if is_last
+            else render_chat(tokenizer, messages[: at + 1], add_generation_prompt=False)
+        )
         if not (
             asked.startswith(written) and answered.startswith(asked) and whole.startswith(answered)
         ):

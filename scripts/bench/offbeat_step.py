@@ -52,7 +52,9 @@ def _step(
     policy.install(state.masters)
     batch = StepBatch.of_groups(groups, spec)
     micro = micro_batches(batch, spec, policy.device)
-    gradient = step_gradient(policy, micro, batch, spec, version=step + 1, between=lambda _: None)
+    gradient, _ = step_gradient(
+        policy, micro, batch, spec, version=step + 1, between=lambda _: None
+    )
     new_state, _ = next_state(state, gradient, spec.train, step)
     return new_state
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import structlog
 
-from offbeat import keys
 from offbeat.contracts.jobs import PrepareOutput
 from offbeat.contracts.run_spec import RewardSection
 from offbeat.data.prompts import build_prompts
@@ -18,15 +17,13 @@ from offbeat.data.sources import source_rows
 from offbeat.errors import InvalidDataError, InvalidRequestError, PermanentJobError
 from offbeat.models import load_tokenizer, max_positions, resolve_model
 from offbeat.objects import S3ObjectStore
+from offbeat.prepared import RowWatch, put_tables
 from offbeat.rewards.registry import missing_column
 from offbeat.rewards.scorer import RewardScorer
 from offbeat.tables import encode_prompts
 from offbeat.worker import JobContext
 
 log = structlog.get_logger(__name__)
-
-ROWS_PER_CHECK = 2000
-"""Rows between two looks at the lease: some tenths of a second."""
 
 
 def prepare(
@@ -36,7 +33,7 @@ def prepare(
 
     Raises `InvalidRequestError` or `PermanentJobError` for what the user must mend.
     """
-    lease, spec = context.lease, context.lease.spec
+    spec = context.lease.spec
     folder = resolve_model(spec.model, models_dir, store)
     tokens_max = max_prompt_tokens(folder, spec.rollout.max_new_tokens)
     tokenizer = load_tokenizer(folder, spec.model.chat_template)
@@ -46,24 +43,11 @@ def prepare(
         with_reward_columns(spec.rewards, source_rows(spec.data, store)),
         tokenizer,
         tokens_max,
-        on_row=_RowWatch(context).see,
+        on_row=RowWatch(context).see,
     )
-    prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "train")
-    body, eval_body = encode_prompts(train), b""
-    store.put(prompts_key, body)
-    eval_prompts_key = None
-    if evaluation:
-        eval_prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "eval")
-        eval_body = encode_prompts(evaluation)
-        store.put(eval_prompts_key, eval_body)
+    tables = put_tables(store, context.lease, train, evaluation, encode_prompts)
     log.info("Wrote the prompts.", prompts=len(train), eval_prompts=len(evaluation))
-    return PrepareOutput(
-        prompts_key=prompts_key,
-        num_prompts=len(train),
-        eval_prompts_key=eval_prompts_key,
-        num_eval_prompts=len(evaluation),
-        stored_bytes=len(body) + len(eval_body),
-    )
+    return PrepareOutput(**tables.model_dump())
 
 
 def max_prompt_tokens(folder: Path, max_new_tokens: int) -> int | None:
@@ -97,18 +81,3 @@ def with_reward_columns(
             if lack:
                 raise InvalidDataError(f"{row.place}: reward {part.label!r} finds {lack}")
         yield row
-
-
-class _RowWatch:
-    """Looks at the lease and logs the progress once in `ROWS_PER_CHECK` rows."""
-
-    def __init__(self, context: JobContext) -> None:
-        self._context = context
-        self._rows = 0
-
-    def see(self) -> None:
-        """Count one row that was read or rendered."""
-        self._rows += 1
-        if self._rows % ROWS_PER_CHECK == 0:
-            self._context.check()
-            log.info("Preparing the prompts.", rows=self._rows)

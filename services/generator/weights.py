@@ -130,9 +130,10 @@ class RunPolicies:
         self, version: int, *, check: Callable[[], None] = never_cancelled
     ) -> Iterator[Policy]:
         """This very version, pulled and proved now where it is not at hand."""
-        self._engine.loaded(check=check)
         policy = self._shelf.lend(version)
         if policy is None:
+            # Adopting cannot be cancelled while it waits for an engine that is starting.
+            self._engine.loaded(check=check)
             published = self._proxy.version(self._run_id, version)
             if published is None:
                 raise UnavailableError(f"version {version} of {self._run_id} is not published")

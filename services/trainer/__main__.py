@@ -21,7 +21,7 @@ from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
 from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.settings import TrainerSettings
-from services.trainer.sft_batch import ExampleFetcher
+from services.trainer.sft_batch import example_tables
 from services.trainer.sft_tokenize import tokenize
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ def build(settings: TrainerSettings) -> Trainer:
         store=store,
         proxy=proxy,
         rollouts=RolloutFetcher(store),
-        examples=ExampleFetcher(store),
+        examples=example_tables(store),
         published_hash=published_hashes(proxy),
         memory=Memory(
             lambda model: resolve_model(model, settings.model_cache_dir, store),

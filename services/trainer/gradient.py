@@ -54,11 +54,8 @@ class Gradient:
 
     gradients: dict[str, Tensor]
     loss: float
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing had to be forwarded."""
-        return False
+    is_empty: bool
+    """Whether nothing had to be forwarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,19 +83,6 @@ class TokenRecord:
                 for field in fields(cls)
             }
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepGradient(Gradient):
-    """With what there was to see."""
-
-    tokens: TokenRecord | None
-    """None where nothing had to be forwarded."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing had to be forwarded."""
-        return self.tokens is None
 
 
 def micro_batches(batch: StepBatch, spec: RunSpec, device: torch.device) -> list[PackedBatch]:
@@ -133,8 +117,9 @@ def step_gradient(
     *,
     version: int,
     between: Between,
-) -> StepGradient:
-    """Forward and backward through all micro-batches of rollouts. Raises as `accumulate` does."""
+) -> tuple[Gradient, TokenRecord | None]:
+    """Forward and backward through all micro-batches of rollouts, and what there was to see; None
+    where nothing had to be forwarded. Raises as `accumulate` does."""
     loss = LOSSES[spec.train.loss]
     weights_S = loss.reduction(batch.lengths_S, spec.rollout.max_new_tokens)
     weights_S = weights_S.to(policy.device)
@@ -146,8 +131,7 @@ def step_gradient(
     gradient, records = accumulate(
         policy, batches, forward, spec.train, version=version, between=between
     )
-    tokens = TokenRecord.joined(records) if records else None
-    return StepGradient(gradients=gradient.gradients, loss=gradient.loss, tokens=tokens)
+    return gradient, TokenRecord.joined(records) if records else None
 
 
 def accumulate(
@@ -182,7 +166,7 @@ def accumulate(
             records.append(record)
     if not math.isfinite(total):
         raise NotFiniteError(f"the loss of version {version} is {total}")
-    return Gradient(gradients=gradients, loss=total), records
+    return Gradient(gradients=gradients, loss=total, is_empty=not batches), records
 
 
 def _forward(policy: Policy, batch: PackedBatch, spec: RunSpec) -> tuple[Tensor, TokenRecord]:

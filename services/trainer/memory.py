@@ -29,6 +29,7 @@ class Memory:
         self._device = device
         self._policy: Policy | None = None
         self._policy_key: tuple[ModelSection, LoraSection] | None = None
+        self._policy_folder: Path | None = None
         self._state: TrainerState | None = None
         self._manifest: Manifest | None = None
 
@@ -38,12 +39,13 @@ class Memory:
 
     def settled(self, spec: RunSpec) -> RunSpec:
         """The spec with what the plan chooses for this GPU in place of `auto`; on a CPU, and for a
-        model of another build, as it is."""
+        model of another build, as it is. The run's policy is loaded."""
         if self._device.type != "cuda":
             return spec
         gpu_bytes = torch.cuda.get_device_properties(self._device).total_memory
+        assert self._policy_folder is not None, "a policy is loaded before its step begins"
         try:
-            return decided(spec, architecture_of(str(self.folder(spec.model))), gpu_bytes)
+            return decided(spec, architecture_of(str(self._policy_folder)), gpu_bytes)
         except InvalidRequestError as error:
             log.info("No plan is made for this model.", reason=error.detail)
             return spec
@@ -53,8 +55,8 @@ class Memory:
         key = (spec.model, spec.lora.model_copy(update={"init_from": None}))
         if self._policy is None or self._policy_key != key:
             self._policy, self._state = None, None
-            folder = self._resolve_model(spec.model)
-            self._policy = Policy.load(folder, spec.model, spec.lora, self._device)
+            self._policy_folder = self._resolve_model(spec.model)
+            self._policy = Policy.load(self._policy_folder, spec.model, spec.lora, self._device)
             self._policy_key = key
             log.info("Loaded a base model.", model=spec.model.id)
         return self._policy

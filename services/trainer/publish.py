@@ -19,6 +19,7 @@ from offbeat.contracts.leases import Lease
 from offbeat.contracts.weights import Canary, Manifest, SkippedStep
 from offbeat.errors import WorkerError
 from offbeat.objects import S3ObjectStore
+from offbeat.tables import ExampleTable
 from offbeat.worker import JobContext
 from offbeat.worker_api import VersionTakenError, WeightProxyClient
 from services.trainer import checkpoint
@@ -26,7 +27,6 @@ from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics, Timer
 from services.trainer.model import Policy
 from services.trainer.rollouts import RolloutFetcher
-from services.trainer.sft_batch import ExampleFetcher
 from services.trainer.state import TrainerState
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ class Trainer:
     store: S3ObjectStore
     proxy: WeightProxyClient
     rollouts: RolloutFetcher
-    examples: ExampleFetcher
+    examples: Callable[[str], ExampleTable]
     published_hash: Callable[[str, int], str | None]
     memory: Memory
     parent_wait_s: float = 120.0
@@ -57,6 +57,8 @@ class Draft:
     state: TrainerState
     make_canary: Callable[[], Canary]
     metrics: Metrics = field(default_factory=Metrics)
+    validate: Callable[[], Metrics] = dict
+    """More metrics, of a version that is worth publishing: what it does on held-out examples."""
     num_tokens: int = 0
     dropped_group_ids: tuple[str, ...] = ()
     skipped: SkippedStep | None = None
@@ -78,6 +80,7 @@ def seal(lease: Lease, policy: Policy, draft: Draft, timer: Timer) -> Sealed:
     spec = lease.spec
     with timer.part("encode"):
         files = checkpoint.encode(draft.state, policy, spec)
+    validated = draft.validate()
     with timer.part("canary"):
         canary = draft.make_canary()
     manifest = Manifest(
@@ -95,7 +98,7 @@ def seal(lease: Lease, policy: Policy, draft: Draft, timer: Timer) -> Sealed:
         use_rslora=spec.lora.use_rslora,
         target_modules=policy.target_modules,
         canary=canary,
-        metrics={**draft.metrics, **timer.metrics(draft.num_tokens)},
+        metrics={**draft.metrics, **validated, **timer.metrics(draft.num_tokens)},
         dropped_group_ids=draft.dropped_group_ids,
         skipped=draft.skipped,
     )

@@ -26,8 +26,7 @@ from offbeat.contracts.jobs import (
 )
 from offbeat.contracts.leases import Lease
 from offbeat.contracts.run_kinds import RunKind
-from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest, SkippedStep
-from offbeat.errors import NotFiniteError
+from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest
 from offbeat.tables import decode_prompts
 from offbeat.worker import HandIn, JobContext
 from services.trainer import checkpoint, sft
@@ -37,6 +36,7 @@ from services.trainer.gradient import micro_batches, step_gradient
 from services.trainer.initial import initial_adapter
 from services.trainer.method import Method
 from services.trainer.metrics import (
+    Metrics,
     Timer,
     packing_metrics,
     reward_metrics,
@@ -48,7 +48,7 @@ from services.trainer.optimizer import next_state
 from services.trainer.parent import parent_version, published_version, stored_state
 from services.trainer.publish import Draft, Trainer, publish, seal
 from services.trainer.rollouts import Group, fetch_groups, refusal
-from services.trainer.skipped import skip_step
+from services.trainer.skipped import update_or_skip
 from services.trainer.state import TrainerState, starting_state
 
 log = structlog.get_logger(__name__)
@@ -152,31 +152,29 @@ def _next_version(
         context.check()
         trainer.rollouts.prefetch(context.waiting_rollouts)
 
-    skipped: SkippedStep | None = None
-    try:
+    def compute() -> tuple[TrainerState, Metrics]:
         with timer.part("fwd_bwd"):
-            gradient = step_gradient(policy, micro, batch, spec, version=number, between=between)
+            gradient, tokens = step_gradient(
+                policy, micro, batch, spec, version=number, between=between
+            )
         with timer.part("optimizer"):
-            new_state, update_metrics = next_state(state, gradient, spec.train, base_version)
-        update_metrics |= token_metrics(gradient.tokens, batch.samples, base_version, spec.train)
-    except NotFiniteError as error:
-        log.warning("Skipped a step.", version=number, reason=error.detail)
-        skipped = skip_step(trainer.store, context.lease, step, parent, error)
-        new_state, update_metrics = state, {}
+            new_state, metrics = next_state(state, gradient, spec.train, base_version)
+        return new_state, metrics | token_metrics(tokens, batch.samples, base_version, spec.train)
 
+    update = update_or_skip(trainer.store, context.lease, step, parent, state, compute)
     return Draft(
         version=number,
-        state=new_state,
-        make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
+        state=update.state,
+        make_canary=lambda: next_canary(policy, update.state.masters, parent.canary, state.masters),
         metrics={
             **reward_metrics(batch),
             **sample_metrics(batch.samples, base_version),
             **packing_metrics(micro),
-            **update_metrics,
+            **update.metrics,
         },
         num_tokens=int(batch.lengths_S.sum()),
         dropped_group_ids=dropped_group_ids,
-        skipped=skipped,
+        skipped=update.skipped,
     )
 
 

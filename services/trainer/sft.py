@@ -7,11 +7,9 @@ A step depends on nothing else, and what becomes of its draft is the same as in 
 that makes it, so no other worker is needed.
 """
 
-import structlog
-
 from offbeat.contracts.jobs import InitInput, StepInput
-from offbeat.contracts.weights import Manifest, SkippedStep
-from offbeat.errors import NotFiniteError
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.weights import Manifest
 from offbeat.worker import JobContext
 from services.trainer.canary import canary_prompt, first_canary, next_canary
 from services.trainer.metrics import Metrics, Timer, packing_metrics
@@ -20,10 +18,8 @@ from services.trainer.optimizer import next_state
 from services.trainer.publish import Draft, Trainer
 from services.trainer.sft_batch import example_batches, examples_of
 from services.trainer.sft_gradient import sft_gradient, validation
-from services.trainer.skipped import skip_step
+from services.trainer.skipped import update_or_skip
 from services.trainer.state import TrainerState
-
-log = structlog.get_logger(__name__)
 
 
 def first_version(
@@ -35,13 +31,16 @@ def first_version(
     timer: Timer,
 ) -> Draft:
     """Version 0, whose canary continues the beginning of the first example."""
-    [example] = examples_of(trainer.examples.fetch(job.prompts_key), [0])
+    spec = trainer.memory.settled(context.lease.spec)
+    [example] = examples_of(trainer.examples(job.prompts_key), [0])
     prompt_ids = canary_prompt(example.ids[: example.is_target.index(True)])
     return Draft(
         version=0,
         state=state,
         make_canary=lambda: first_canary(policy, state.masters, prompt_ids),
-        metrics=_validated(context, trainer, policy, state.masters, 0, job.eval_prompts_key, timer),
+        validate=lambda: _validated(
+            context, trainer, policy, spec, state.masters, 0, job.eval_prompts_key, timer
+        ),
     )
 
 
@@ -58,8 +57,9 @@ def next_version(
     assert step.examples is not None, "the steps of a supervised run name examples"
     spec, base_version = trainer.memory.settled(context.lease.spec), step.base_version
     number = base_version + 1
+    held_out_key = step.examples.eval_examples_key
     with timer.part("example_fetch"):
-        table = trainer.examples.fetch(step.examples.examples_key)
+        table = trainer.examples(step.examples.examples_key)
         examples = examples_of(table, step.examples.rows)
     batches = example_batches(examples, spec.train, policy.device)
     policy.install(state.masters)
@@ -68,42 +68,39 @@ def next_version(
         context.progress = done
         context.check()
 
-    skipped: SkippedStep | None = None
-    try:
+    def compute() -> tuple[TrainerState, Metrics]:
         with timer.part("fwd_bwd"):
             gradient, seen = sft_gradient(
                 policy, batches, spec.train, version=number, between=between
             )
         with timer.part("optimizer"):
-            new_state, update_metrics = next_state(state, gradient, spec.train, base_version)
-    except NotFiniteError as error:
-        log.warning("Skipped a step.", version=number, reason=error.detail)
-        skipped = skip_step(trainer.store, context.lease, step, parent, error)
-        new_state, seen, update_metrics = state, {}, {}
+            new_state, metrics = next_state(state, gradient, spec.train, base_version)
+        return new_state, metrics | seen
 
+    update = update_or_skip(trainer.store, context.lease, step, parent, state, compute)
     num_tokens = sum(len(example.ids) for example in examples)
     return Draft(
         version=number,
-        state=new_state,
-        make_canary=lambda: next_canary(policy, new_state.masters, parent.canary, state.masters),
+        state=update.state,
+        make_canary=lambda: next_canary(policy, update.state.masters, parent.canary, state.masters),
+        validate=lambda: _validated(
+            context,
+            trainer,
+            policy,
+            spec,
+            update.state.masters,
+            number,
+            held_out_key,
+            timer,
+        ),
         metrics={
-            **update_metrics,
-            **seen,
+            **update.metrics,
             "num_tokens": num_tokens,
             "epoch": number * spec.sft.batch_size / len(table),
             **packing_metrics(batches),
-            **_validated(
-                context,
-                trainer,
-                policy,
-                new_state.masters,
-                number,
-                step.examples.eval_examples_key,
-                timer,
-            ),
         },
         num_tokens=num_tokens,
-        skipped=skipped,
+        skipped=update.skipped,
     )
 
 
@@ -111,18 +108,18 @@ def _validated(
     context: JobContext,
     trainer: Trainer,
     policy: Policy,
+    spec: RunSpec,
     masters: Tensors,
     version: int,
     examples_key: str | None,
     timer: Timer,
 ) -> Metrics:
     """The metrics of a version on the held-out examples; none where it is not to be validated."""
-    spec = trainer.memory.settled(context.lease.spec)
     if version not in spec.validated_versions or examples_key is None:
         return {}
     with timer.part("eval"):
-        table = trainer.examples.fetch(examples_key)
+        table = trainer.examples(examples_key)
         examples = examples_of(table, range(len(table)))
         policy.install(masters)
         batches = example_batches(examples, spec.train, policy.device)
-        return validation(policy, batches, lambda _: context.check())
+        return validation(policy, batches, context.check)

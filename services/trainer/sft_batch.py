@@ -1,7 +1,7 @@
 """Examples of a step, fetched and packed; the table of a run is fetched once."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -17,21 +17,14 @@ TABLES_MAX = 4
 gigabyte each."""
 
 
-class ExampleFetcher:
-    """Tables of examples by their key; they never change. For one thread's use."""
+def example_tables(store: ObjectStore) -> Callable[[str], ExampleTable]:
+    """Tables of examples by their key, remembered: they never change."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self._tables: OrderedDict[str, ExampleTable] = OrderedDict()
+    @lru_cache(TABLES_MAX)
+    def fetch(key: str) -> ExampleTable:
+        return decode_examples(store.get(key))
 
-    def fetch(self, key: str) -> ExampleTable:
-        """The table, from memory if it is there."""
-        if key not in self._tables:
-            self._tables[key] = decode_examples(self._store.get(key))
-        self._tables.move_to_end(key)
-        while len(self._tables) > TABLES_MAX:
-            self._tables.popitem(last=False)
-        return self._tables[key]
+    return fetch
 
 
 def examples_of(table: ExampleTable, rows: Sequence[int]) -> list[Example]:

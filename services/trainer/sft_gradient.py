@@ -1,7 +1,7 @@
 """Cross-entropy over the targets of a step: its exact gradient, and the same without one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -41,13 +41,15 @@ def sft_gradient(
 
 
 @torch.no_grad()
-def validation(policy: Policy, batches: Sequence[PackedTokens], between: Between) -> Metrics:
+def validation(
+    policy: Policy, batches: Sequence[PackedTokens], check: Callable[[], None]
+) -> Metrics:
     """The mean loss over all targets under the installed weights, and what there was to see."""
     for batch in batches:
         policy.check_packing(batch)
     records: list[TargetScores] = []
-    for done, batch in enumerate(batches):
-        between(done / len(batches))
+    for batch in batches:
+        check()
         records.append(policy.target_scores(batch.to(policy.device)))
     loss = float(torch.cat([record.losses_N for record in records]).mean())
     means = {"loss": loss, **_means(records)}

@@ -4,25 +4,20 @@ It is the first job of a supervised run, so whatever is wrong with model or data
 with the row number, before any other work.
 """
 
-from itertools import count
-
 import structlog
 
-from offbeat import keys
 from offbeat.contracts.jobs import TokenizeOutput
 from offbeat.data.sft_examples import build_examples
 from offbeat.data.sft_rows import row_reader
 from offbeat.data.sources import source_rows
 from offbeat.errors import InvalidRequestError
 from offbeat.models import load_tokenizer, max_positions
+from offbeat.prepared import RowWatch, put_tables
 from offbeat.tables import encode_examples
 from offbeat.worker import JobContext
 from services.trainer.publish import Trainer
 
 log = structlog.get_logger(__name__)
-
-ROWS_PER_CHECK = 2000
-"""Rows between two looks at the lease: some tenths of a second."""
 
 
 def tokenize(context: JobContext, trainer: Trainer) -> TokenizeOutput:
@@ -30,39 +25,24 @@ def tokenize(context: JobContext, trainer: Trainer) -> TokenizeOutput:
 
     Raises `InvalidRequestError` or `PermanentJobError` for what the user must mend.
     """
-    lease, spec = context.lease, context.lease.spec
+    spec = context.lease.spec
     folder = trainer.memory.folder(spec.model)
     positions_max = max_positions(folder)
     _check_cut(spec.sft.max_length, positions_max)
-    rows_seen = count(1)
-
-    def on_row() -> None:
-        if next(rows_seen) % ROWS_PER_CHECK == 0:
-            context.check()
-
     examples = build_examples(
         spec.data,
         spec.sft,
         source_rows(spec.data, trainer.store, row_reader(spec)),
         load_tokenizer(folder, spec.model.chat_template),
         positions_max,
-        on_row,
+        RowWatch(context).see,
     )
-    prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "train")
-    body, eval_body = encode_examples(examples.train), b""
-    trainer.store.put(prompts_key, body)
-    eval_prompts_key = None
-    if examples.eval:
-        eval_prompts_key = keys.prompts(lease.run_id, lease.job_id, lease.attempt, "eval")
-        eval_body = encode_examples(examples.eval)
-        trainer.store.put(eval_prompts_key, eval_body)
+    tables = put_tables(
+        trainer.store, context.lease, examples.train, examples.eval, encode_examples
+    )
     log.info("Wrote the examples.", examples=len(examples.train), eval_examples=len(examples.eval))
     return TokenizeOutput(
-        prompts_key=prompts_key,
-        num_prompts=len(examples.train),
-        eval_prompts_key=eval_prompts_key,
-        num_eval_prompts=len(examples.eval),
-        stored_bytes=len(body) + len(eval_body),
+        **tables.model_dump(),
         num_target_tokens=sum(sum(row.is_target) for row in examples.train),
         num_cut=examples.num_cut,
     )

@@ -4,18 +4,54 @@ The version is made all the same, with its parent's weights, so that the run goe
 data.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
 from offbeat import keys
 from offbeat.contracts.jobs import StepInput
 from offbeat.contracts.leases import Lease
 from offbeat.contracts.weights import Manifest, SkippedStep
 from offbeat.errors import NotFiniteError, PermanentJobError
 from offbeat.objects import ObjectStore
+from services.trainer.metrics import Metrics
+from services.trainer.state import TrainerState
+
+log = structlog.get_logger(__name__)
 
 SKIPPED_IN_A_ROW_MAX = 2
 """A third one is no accident of the data."""
 
 
-def skip_step(
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What a step makes of its parent's state."""
+
+    state: TrainerState
+    metrics: Metrics
+    skipped: SkippedStep | None = None
+
+
+def update_or_skip(
+    store: ObjectStore,
+    lease: Lease,
+    step: StepInput,
+    parent: Manifest,
+    state: TrainerState,
+    compute: Callable[[], tuple[TrainerState, Metrics]],
+) -> Update:
+    """What `compute` makes, or the parent's state where that is not finite."""
+    try:
+        new_state, metrics = compute()
+    except NotFiniteError as error:
+        log.warning("Skipped a step.", version=step.base_version + 1, reason=error.detail)
+        skipped = _skip_step(store, lease, step, parent, error)
+        return Update(state=state, metrics={}, skipped=skipped)
+    return Update(state=new_state, metrics=metrics)
+
+
+def _skip_step(
     store: ObjectStore, lease: Lease, step: StepInput, parent: Manifest, error: NotFiniteError
 ) -> SkippedStep:
     """Set the batch aside. Raises `PermanentJobError` for the third skipped step in a row."""

@@ -58,7 +58,7 @@ def step_peak_bytes(model: Path, run: RunSpec, length: int) -> int:
     states = (state.masters, state.exp_avg, state.exp_avg_sq)
     alive = [*held, *(tensor for part in states for tensor in part.values())]
     with LiveTensors(tensor.data for tensor in alive) as live:
-        gradient = step_gradient(policy, rows, batch, run, version=1, between=lambda _: None)
+        gradient, _ = step_gradient(policy, rows, batch, run, version=1, between=lambda _: None)
         next_state(state, gradient, run.train, 0)
     return live.peak_bytes
 

@@ -5,21 +5,9 @@ import torch
 
 from offbeat.contracts.run_spec import TrainSection
 from offbeat.errors import NotFiniteError
-from services.trainer.gradient import StepGradient, TokenRecord
+from services.trainer.gradient import Gradient
 from services.trainer.optimizer import clipped, learning_rate, next_state, updated
 from services.trainer.state import starting_state
-
-ONE = torch.ones(1)
-TOKENS = TokenRecord(
-    logprobs_N=ONE,
-    behaviour_logprobs_N=ONE,
-    ratio_N=ONE,
-    weights_N=ONE,
-    entropy_N=ONE,
-    advantages_N=ONE,
-    samples_N=torch.zeros(1, dtype=torch.long),
-    kl_N=torch.empty(0),
-)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +58,7 @@ def test_updates_one_by_one_equal_one_long_lived_optimizer() -> None:
 def test_a_step_that_forwarded_nothing_keeps_the_state_but_not_the_schedule() -> None:
     train = TrainSection(steps=4, learning_rate=1.0, lr_scheduler="linear")
     state = starting_state({"w": torch.ones(2)})
-    gradient = StepGradient(gradients={"w": torch.zeros(2)}, loss=0.0, tokens=None)
+    gradient = Gradient(gradients={"w": torch.zeros(2)}, loss=0.0, is_empty=True)
     same, metrics = next_state(state, gradient, train, 2)
     assert same is state
     assert metrics == {"loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.5}
@@ -78,8 +66,6 @@ def test_a_step_that_forwarded_nothing_keeps_the_state_but_not_the_schedule() ->
 
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     state = starting_state({"w": torch.ones(2)})
-    gradient = StepGradient(
-        gradients={"w": torch.tensor([1.0, torch.nan])}, loss=0.0, tokens=TOKENS
-    )
+    gradient = Gradient(gradients={"w": torch.tensor([1.0, torch.nan])}, loss=0.0, is_empty=False)
     with pytest.raises(NotFiniteError, match=r"norm of the gradient is nan"):
         next_state(state, gradient, TrainSection(steps=1), 0)

@@ -123,7 +123,7 @@ def test_validation_is_the_same_loss_without_a_gradient(policy: Policy) -> None:
     section = TrainSection(steps=1)
     loss, _, seen = gradient_of(policy)
     batches = example_batches(EXAMPLES, section, policy.device)
-    metrics = validation(policy, batches, lambda _: None)
+    metrics = validation(policy, batches, lambda: None)
     expected = {"eval_loss": loss, **{f"eval_{name}": value for name, value in seen.items()}}
     assert metrics == pytest.approx(expected, abs=1e-5)
     assert set(metrics) == {"eval_loss", "eval_entropy", "eval_mean_token_accuracy"}
