@@ -17,6 +17,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from offbeat.contracts.bounds import Name
+
 Token = Annotated[SecretStr, Field(min_length=16)]
 """A bearer token that nobody guesses: `openssl rand -hex 32` makes one."""
 
@@ -133,7 +135,7 @@ class WorkerSettings(LogSettings):
     """Bearer token of workers, the same as the services'."""
     pool: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")] = "default"
     """The worker takes jobs of the runs that name this pool."""
-    worker_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    worker_id: Name | None = None
     """A stable name; made from role, host and process where none is given."""
     grace_s: Annotated[float, Field(ge=0)] = 25.0
     """After SIGTERM: how long a job under way has to end before it is handed back."""

@@ -72,6 +72,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=ALIKE_MIN)), None)
 
 
+def problem_lines(fields: tuple[ProblemField, ...]) -> list[str]:
+    """`section.field: what is wrong`, one a problem; what concerns the whole has no field."""
+    return [f"{item.field}: {item.message}" if item.field else item.message for item in fields]
+
+
 def show_path(path: Path) -> str:
     """`("rewards", 0, "weight")` -> `rewards[0].weight`; odd keys are quoted."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{_show_key(part)}" for part in path)

@@ -49,16 +49,11 @@ class InvalidSpecError(InvalidRequestError):
     title = "The spec is not valid"
 
     def __init__(self, fields: tuple[ProblemField, ...]) -> None:
-        super().__init__("; ".join(problem_lines(fields)))
+        super().__init__("; ".join(spec_problems.problem_lines(fields)))
         self.fields = fields
 
     def __reduce__(self) -> tuple[type["InvalidSpecError"], tuple[tuple[ProblemField, ...]]]:
         return type(self), (self.fields,)
-
-
-def problem_lines(fields: tuple[ProblemField, ...]) -> list[str]:
-    """`section.field: what is wrong`, one a problem; what concerns the whole has no field."""
-    return [f"{item.field}: {item.message}" if item.field else item.message for item in fields]
 
 
 def load_spec(path: Path) -> RunSpec:

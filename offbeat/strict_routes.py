@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from offbeat.contracts.runs import ProblemField
 from offbeat.errors import InvalidRequestError, OffbeatError
 from offbeat.plain_json import TOO_DEEP, TOO_LARGE, has_many_values, odd_values, parse_json
-from offbeat.spec_problems import PROBLEMS_MAX
+from offbeat.spec_problems import PROBLEMS_MAX, problem_lines
 from offbeat.web import field_problems
 
 log = structlog.get_logger(__name__)
@@ -39,7 +39,7 @@ class InvalidBodyError(InvalidRequestError):
     """The body has values that cannot be kept; `fields` says where and why."""
 
     def __init__(self, fields: tuple[ProblemField, ...]) -> None:
-        super().__init__("; ".join(map(_line, fields)))
+        super().__init__("; ".join(problem_lines(fields)))
         self.fields = fields
 
 
@@ -79,7 +79,7 @@ class StrictRoute(APIRoute):
                 _log_refusal(request, error.status, error.detail)
                 raise
             except RequestValidationError as error:
-                _log_refusal(request, 422, "; ".join(map(_line, field_problems(error))))
+                _log_refusal(request, 422, "; ".join(problem_lines(field_problems(error))))
                 raise
             except HTTPException as error:
                 _log_refusal(request, error.status_code, str(error.detail))
@@ -111,10 +111,6 @@ def read_body(body: bytes) -> object:
     if odd:
         raise InvalidBodyError(odd)
     return value
-
-
-def _line(item: ProblemField) -> str:
-    return f"{item.field}: {item.message}" if item.field else item.message
 
 
 def _is_json(request: Request) -> bool:

@@ -29,7 +29,8 @@ from offbeat.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from offbeat.specs import InvalidSpecError, problem_lines
+from offbeat.spec_problems import problem_lines
+from offbeat.specs import InvalidSpecError
 
 RETRY_S = 3.0
 """A person waits in front of the terminal, so an outage is reported soon."""

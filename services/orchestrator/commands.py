@@ -32,7 +32,7 @@ from services.orchestrator.run_state import (
     Train,
     TrainExamples,
 )
-from services.orchestrator.runs import ZERO_VARIANCE
+from services.orchestrator.runs import METHODS, ZERO_VARIANCE
 from services.orchestrator.schema import GroupRow, RunRow
 from services.orchestrator.store import add_event
 
@@ -40,8 +40,8 @@ from services.orchestrator.store import add_event
 def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, now: float) -> None:
     """Change the database as the command says."""
     match command:
-        case Prepare(job=job):
-            add_job(session, run, spec, job, now)
+        case Prepare():
+            add_job(session, run, spec, METHODS[spec.kind].prepare, now)
         case Init():
             assert run.prompts_key is not None
             init = InitInput(prompts_key=run.prompts_key, eval_prompts_key=run.eval_prompts_key)

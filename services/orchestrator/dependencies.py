@@ -48,13 +48,9 @@ class Services:
     reports: Reports = field(default_factory=Reports)
 
 
-def _services(request: Request) -> Services:
-    return request.app.state.services
-
-
 async def services_of(request: Request) -> Services:
     """The services. A coroutine: FastAPI calls a plain function in a thread, for each request."""
-    return _services(request)
+    return request.app.state.services
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
@@ -65,7 +61,6 @@ KEY = HTTPBearer(
     auto_error=False,
     description="The administrator's key, or one of a project. None is needed where none is set.",
 )
-TOKEN = HTTPBearer(scheme_name="worker_token", auto_error=False, description="The workers' token.")
 
 
 class UserRoute(StrictRoute):
@@ -73,7 +68,7 @@ class UserRoute(StrictRoute):
 
     async def admit(self, request: Request) -> None:
         """Find out who calls; nothing is read for somebody unknown."""
-        services = _services(request)
+        services = await services_of(request)
         if services.api_key is None:
             request.state.caller = ADMIN
         else:
@@ -85,7 +80,7 @@ class WorkerRoute(StrictRoute):
 
     async def admit(self, request: Request) -> None:
         """Compare the token."""
-        services = _services(request)
+        services = await services_of(request)
         try:
             require_token(request, services.worker_token)
         except UnauthorizedError:
@@ -96,10 +91,6 @@ class WorkerRoute(StrictRoute):
 async def user(request: Request, _: Annotated[object, Security(KEY)]) -> Caller:
     """The bearer of an API key, whom the route has let pass."""
     return request.state.caller
-
-
-async def worker(_: Annotated[object, Security(TOKEN)]) -> None:
-    """Say in the description of a route that it takes the worker token."""
 
 
 def _user(request: Request, services: Services, admin_key: SecretStr) -> Caller:

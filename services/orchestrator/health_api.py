@@ -12,11 +12,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobStatus, WorkerRole
-from offbeat.contracts.runs import RunStatus
 from offbeat.errors import UnavailableError
 from services.orchestrator.dependencies import Services, ServicesDep
 from services.orchestrator.dispatch import Lane
-from services.orchestrator.jobs import ASKED_KINDS
+from services.orchestrator.jobs import MAY_START
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
 from services.orchestrator.state import alive_workers
 
@@ -97,12 +96,11 @@ class SqlCollector(Collector):
 
 def _open_jobs(session: Session) -> Counter[Lane]:
     """Jobs with a worker, and those that one may take: not those of a paused run."""
-    may_start = (RunRow.status == RunStatus.RUNNING) | JobRow.kind.in_(ASKED_KINDS)
     rows = session.execute(
         select(JobRow.kind, JobRow.pool, func.count())
         .join(RunRow, RunRow.id == JobRow.run_id)
         .where(
-            (JobRow.status == JobStatus.LEASED) | ((JobRow.status == JobStatus.QUEUED) & may_start)
+            (JobRow.status == JobStatus.LEASED) | ((JobRow.status == JobStatus.QUEUED) & MAY_START)
         )
         .group_by(JobRow.kind, JobRow.pool)
     )

@@ -1,7 +1,7 @@
 """`/internal/*`: what workers call. Each route parses, opens one transaction and answers."""
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 from sqlalchemy import delete
 
 from offbeat.contracts.bounds import Name
@@ -20,17 +20,12 @@ from offbeat.contracts.leases import (
 from offbeat.contracts.runs import EventLevel
 from offbeat.errors import ForbiddenError, HeldBackError
 from services.orchestrator import leases
-from services.orchestrator.dependencies import ServicesDep, WorkerRoute, worker
+from services.orchestrator.dependencies import ServicesDep, WorkerRoute
 from services.orchestrator.fleet import SERVE, note
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import add_event, lock_run
 
-router = APIRouter(
-    prefix="/internal",
-    route_class=WorkerRoute,
-    dependencies=[Depends(worker)],
-    include_in_schema=False,
-)
+router = APIRouter(prefix="/internal", route_class=WorkerRoute, include_in_schema=False)
 
 WARNING_EVENTS = frozenset({"canary_failed", "reward_failed", "samples_lost"})
 SERVE_OUTCOMES = {"version_served": True, "canary_failed": False}

@@ -6,6 +6,7 @@ from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobInput, JobKind, JobStatus
 from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import RunStatus
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.store import new_id
 
@@ -13,6 +14,8 @@ INPUT: TypeAdapter[JobInput] = TypeAdapter(JobInput)
 OPEN_JOBS = (JobStatus.QUEUED, JobStatus.LEASED)
 ASKED_KINDS = (JobKind.REPLAY, JobKind.CHAT)
 """What a user asks for is done whatever the run's status."""
+MAY_START = (RunRow.status == RunStatus.RUNNING) | JobRow.kind.in_(ASKED_KINDS)
+"""Of queued jobs, joined with their runs."""
 
 
 def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: float) -> str:

@@ -8,8 +8,8 @@ from offbeat.contracts.chat import ChatOutput
 from offbeat.contracts.jobs import (
     EvaluateOutput,
     GenerateOutput,
-    InitInput,
     InitOutput,
+    JobKind,
     JobOutput,
     PrepareOutput,
     ReplayOutput,
@@ -94,12 +94,13 @@ def _apply_version(
             group.trained_step = manifest.version
     refused = [group for group in groups if group.index in dropped]
     drop_groups(session, run.id, refused, "unknown_policy", now)
-    step = INPUT.validate_json(job.input)
     metrics = manifest.metrics
-    if isinstance(step, InitInput):
+    if job.kind is JobKind.INIT:
         # Version 0 comes from no step whose pace would say anything.
         metrics = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
-    elif isinstance(step, TrainInput) and groups:
+    elif groups:
+        step = INPUT.validate_json(job.input)
+        assert isinstance(step, TrainInput)
         metrics = {
             **metrics,
             **_generation_metrics(session, groups),
@@ -120,7 +121,8 @@ def _apply_version(
         },
     )
     _report_skipped(session, run, manifest, now)
-    report_clipping(session, run.id, manifest.version, now)
+    if groups:
+        report_clipping(session, run.id, manifest.version, now)
 
 
 def _report_skipped(session: Session, run: RunRow, manifest: Manifest, now: float) -> None:

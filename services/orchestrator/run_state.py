@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from offbeat.contracts.jobs import JobKind, PrepareInput, TokenizeInput
+from offbeat.contracts.jobs import JobKind
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import RunStatus
 
@@ -83,8 +83,6 @@ class RunState:
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
     """Start the job that reads the data."""
-
-    job: PrepareInput | TokenizeInput = field(default_factory=PrepareInput)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,7 @@ def next_commands(run: RunState) -> list[Command]:
         return [End(action=RunAction.FAIL, reason=exhausted)]
     method = METHODS[run.spec.kind]
     if not run.prepared:
-        job = method.prepare
-        return [] if run.open_jobs.get(JobKind(job.kind)) else [Prepare(job=job)]
+        return [] if run.open_jobs.get(JobKind(method.prepare.kind)) else [Prepare()]
     if run.version is None:
         return [] if run.open_jobs.get(JobKind.INIT) else [Init()]
     if _is_finished(run, run.version):

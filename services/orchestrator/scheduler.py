@@ -25,7 +25,7 @@ from services.orchestrator.broker import Broker
 from services.orchestrator.clocks import move_up, served_s, usual_lengths_s
 from services.orchestrator.commands import carry_out
 from services.orchestrator.dispatch import Lane, WaitingJob, choose
-from services.orchestrator.jobs import ASKED_KINDS, next_steps, requeue
+from services.orchestrator.jobs import MAY_START, next_steps, requeue
 from services.orchestrator.leadership import Leadership
 from services.orchestrator.leases import end_attempt
 from services.orchestrator.outages import may_be_sent
@@ -119,13 +119,13 @@ class Scheduler:
         self._excuse_absence(now)
         changed = self._take_changed() | self._reap(now)
         if None in changed or began_s >= self._sweep_at_s:
-            self._move_on(now, RunRow.status.in_(ACTIVE))
+            self._move_on(now)
             took_s = time.monotonic() - began_s
             pause_s = min(max(TICK_S, took_s / SWEEPS_SHARE), SWEEP_MAX_S)
             self._sweep_at_s = began_s + pause_s
         elif changed:
             own = select(JobRow.run_id).where(JobRow.id.in_(changed))
-            self._move_on(now, RunRow.status.in_(ACTIVE), RunRow.id.in_(own))
+            self._move_on(now, RunRow.id.in_(own))
         self._send(now)
 
     def _take_changed(self) -> set[str | None]:
@@ -135,7 +135,8 @@ class Scheduler:
 
     def _move_on(self, now: float, *chosen: ColumnElement[bool]) -> None:
         with self._store.read() as session:
-            run_ids = session.scalars(select(RunRow.id).where(*chosen)).all()
+            active = select(RunRow.id).where(RunRow.status.in_(ACTIVE), *chosen)
+            run_ids = session.scalars(active).all()
             workers = alive_workers(session, now)
         for run_id in run_ids:
             with self._store.write() as session:
@@ -289,7 +290,7 @@ def _jobs_to_send(session: Session, now: float) -> list[WaitingJob]:
         .where(
             JobRow.status == JobStatus.QUEUED,
             JobRow.enqueued_at.is_(None),
-            (RunRow.status == RunStatus.RUNNING) | JobRow.kind.in_(ASKED_KINDS),
+            MAY_START,
             RunRow.project_id.not_in(full),
             may_be_sent(now),
         )

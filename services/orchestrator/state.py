@@ -112,8 +112,9 @@ def _ready_groups(session: Session, run_id: str) -> list[Group]:
         .where(GroupRow.run_id == run_id, GroupRow.status == GroupStatus.READY)
         .order_by(GroupRow.index)
     )
-    return [
-        Group(index=index, policy_version=policy_version, has_signal=bool(reward_std))
-        for index, policy_version, reward_std in rows
-        if policy_version is not None  # a ready group says what made it
-    ]
+    return [_ready_group(*row) for row in rows]
+
+
+def _ready_group(index: int, policy_version: int | None, reward_std: float | None) -> Group:
+    assert policy_version is not None, "a ready group says what made it"
+    return Group(index=index, policy_version=policy_version, has_signal=bool(reward_std))

@@ -12,13 +12,14 @@ from io import BufferedReader
 from typing import Annotated, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Security
 from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
 
+from offbeat.contracts.bounds import INT_MAX, Id, Version
 from offbeat.contracts.runs import Page
 from offbeat.contracts.weights import Manifest, PublishedVersion
 from offbeat.errors import NotFoundError
@@ -31,8 +32,6 @@ MANIFEST_BYTES_MAX = 2**20
 WAIT_S_MAX = 60
 """Longer than many load balancers keep a silent connection; a reader simply asks again."""
 PAGE_ROWS_MAX = 200
-VERSION_MAX = 2**31 - 1
-"""The largest INTEGER of PostgreSQL."""
 
 
 def create_app(proxy: WeightProxy, worker_token: SecretStr | None) -> FastAPI:
@@ -81,9 +80,7 @@ health = APIRouter()
 
 BYTES: dict[str, object] = {"content": {"application/octet-stream": {}}}
 Proxy = Annotated[WeightProxy, Depends(_proxy)]
-RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Version = Annotated[int, Path(ge=0, le=VERSION_MAX)]
-After = Annotated[int, Query(ge=-1, le=VERSION_MAX)]
+After = Annotated[int, Query(ge=-1, le=INT_MAX)]
 
 
 @versions.put(
@@ -92,7 +89,7 @@ After = Annotated[int, Query(ge=-1, le=VERSION_MAX)]
     status_code=201,
     responses={200: {"model": PublishedVersion, "description": "It was there already."}},
 )
-async def publish(run_id: RunId, version: Version, manifest: Manifest, proxy: Proxy) -> Response:
+async def publish(run_id: Id, version: Version, manifest: Manifest, proxy: Proxy) -> Response:
     """Make a version visible: 201 the first time, 200 on a repeat, 409 if another one won."""
     published, is_new = await proxy.publish(run_id, version, manifest)
     return _json(published, status_code=201 if is_new else 200)
@@ -105,7 +102,7 @@ async def publish(run_id: RunId, version: Version, manifest: Manifest, proxy: Pr
 )
 async def latest(
     request: Request,
-    run_id: RunId,
+    run_id: Id,
     proxy: Proxy,
     after: After | None = None,
     wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0,
@@ -131,7 +128,7 @@ async def latest(
 
 @versions.get("")
 def versions_of_run(
-    run_id: RunId,
+    run_id: Id,
     proxy: Proxy,
     after: After = -1,
     limit: Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX)] = 50,
@@ -141,13 +138,13 @@ def versions_of_run(
 
 
 @versions.delete("", status_code=204)
-def forget(run_id: RunId, proxy: Proxy) -> None:
+def forget(run_id: Id, proxy: Proxy) -> None:
     """Forget the versions of a run that was deleted together with its objects."""
     proxy.registry.forget(run_id)
 
 
 @versions.get("/{version}")
-def one_version(run_id: RunId, version: Version, proxy: Proxy) -> PublishedVersion:
+def one_version(run_id: Id, version: Version, proxy: Proxy) -> PublishedVersion:
     """One version."""
     return proxy.published(run_id, version)
 
@@ -162,7 +159,7 @@ def one_version(run_id: RunId, version: Version, proxy: Proxy) -> PublishedVersi
     },
 )
 async def file_of_version(
-    request: Request, run_id: RunId, version: Version, name: str, proxy: Proxy
+    request: Request, run_id: Id, version: Version, name: str, proxy: Proxy
 ) -> Response:
     """The bytes of one file, whole or in ranges."""
     published = await to_thread.run_sync(proxy.published, run_id, version)

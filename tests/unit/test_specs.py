@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.plain_json import DEPTH_MAX, VALUES_MAX
+from offbeat.spec_problems import problem_lines
 from offbeat.specs import (
     FILE_BYTES_MAX,
     InvalidSpecError,
     SpecFormat,
     load_spec,
     parse_spec,
-    problem_lines,
     validate_spec,
 )
 from tests.specs import spec_dict

@@ -7,7 +7,8 @@ import pytest
 
 from offbeat.contracts.run_kinds import OWN_PARTS
 from offbeat.contracts.run_spec import RunSpec, TrainSection
-from offbeat.specs import InvalidSpecError, load_spec, problem_lines, validate_spec
+from offbeat.spec_problems import problem_lines
+from offbeat.specs import InvalidSpecError, load_spec, validate_spec
 from tests.specs import sft_spec, sft_spec_dict, spec_dict
 
 
