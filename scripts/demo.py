@@ -70,15 +70,9 @@ def summarise(
     """The numbers of a finished run. `eval_*` is greedy accuracy on the held-out prompts; `wall_s`
     is from the submission to the end of the run; `trainer_idle_fraction` counts only the time in
     which a step could have been under way."""
-    rewards = _values(metrics, "reward")
-    accuracy = _values(metrics, "eval/pass@1")
-    ratios = _values(metrics, "ratio/staleness_0")
-    served = [
-        float(seconds)
-        for event in events
-        if event.kind == "version_served"
-        and isinstance(seconds := event.data.get("publish_to_served_s"), int | float)
-    ]
+    rewards = values_of(metrics, "reward")
+    accuracy = values_of(metrics, "eval/pass@1")
+    ratios = values_of(metrics, "ratio/staleness_0")
     return Summary(
         run_id=run_id,
         steps=len(rewards),
@@ -88,16 +82,28 @@ def summarise(
         eval_after=accuracy[-1],
         wall_s=wall_s,
         tokens_generated=int(str(details["generated_tokens"])),
-        staleness_mean=fmean(_values(metrics, "sample/staleness_mean")),
-        staleness_max=max(_values(metrics, "sample/staleness_max")),
-        publish_to_served_p50_s=median(served) if served else None,
+        staleness_mean=fmean(values_of(metrics, "sample/staleness_mean")),
+        staleness_max=max(values_of(metrics, "sample/staleness_max")),
+        publish_to_served_p50_s=seconds_until_served(events),
         trainer_idle_fraction=float(str(details["trainer_idle_fraction"])),
         ratio_staleness_0=fmean(ratios) if ratios else None,
         adapter_path=str(adapter_path),
     )
 
 
-def _values(metrics: MetricSeries, name: str) -> list[float]:
+def seconds_until_served(events: Sequence[RunEvent]) -> float | None:
+    """Median, from the acceptance of a version's manifest to the first job that may use it."""
+    served = [
+        float(seconds)
+        for event in events
+        if event.kind == "version_served"
+        and isinstance(seconds := event.data.get("publish_to_served_s"), int | float)
+    ]
+    return median(served) if served else None
+
+
+def values_of(metrics: MetricSeries, name: str) -> list[float]:
+    """A series in the order of its steps."""
     return [point.value for point in metrics.series.get(name, ())]
 
 
@@ -135,7 +141,7 @@ def show(
     model: Path,
 ) -> None:
     """What a person wants to see at the end."""
-    rewards = _values(metrics, "eval/reward")
+    rewards = values_of(metrics, "eval/reward")
     table = Table(title="Held-out prompts, greedy", title_justify="left")
     for column in ("", "before", "after"):
         table.add_column(column, justify="left" if not column else "right")

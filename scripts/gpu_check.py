@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 import torch
 
@@ -34,7 +34,10 @@ from offbeat.plan.report import make_plan
 from offbeat.specs import validate_spec
 from scripts.bench.machine import machine
 from scripts.bench.matmul import Layers, step_flops
+from scripts.bench.scale_meter import rss_bytes
+from scripts.demo import seconds_until_served, values_of
 from scripts.processes import StackError, interrupt_on_signals
+from scripts.smoke import gain
 from scripts.stack import Stack, StackOptions, running_stack
 
 MODEL = "smollm2-135m-instruct"
@@ -129,16 +132,10 @@ def figures(
     measured_bytes: int,
 ) -> Figures:
     """The figures of a run that has succeeded."""
-    steps = _values(metrics, "perf/step_s")[WARM_UP_STEPS:]
+    steps = values_of(metrics, "perf/step_s")[WARM_UP_STEPS:]
     step_s = median(steps)
-    forwarded = median(_values(metrics, "batch/forwarded_tokens_per_step")[WARM_UP_STEPS:])
-    trained_rate = median(_values(metrics, "perf/trained_tok_s")[WARM_UP_STEPS:])
-    served = [
-        float(seconds)
-        for event in events
-        if event.kind == "version_served"
-        and isinstance(seconds := event.data.get("publish_to_served_s"), int | float)
-    ]
+    forwarded = median(values_of(metrics, "batch/forwarded_tokens_per_step")[WARM_UP_STEPS:])
+    trained_rate = median(values_of(metrics, "perf/trained_tok_s")[WARM_UP_STEPS:])
     flops = step_flops(
         layers,
         rank=spec.lora.rank,
@@ -148,15 +145,16 @@ def figures(
     )
     card = card_of(device)
     peak = CARDS[card].flops_per_s if card else None
-    rewards = _values(metrics, "reward")
+    rewards = values_of(metrics, "reward")
+    first, last = gain(rewards)
     return Figures(
         device=device,
         engine=engine,
         steps=len(rewards),
         wall_s=wall_s,
-        reward_first=fmean(rewards[: max(1, len(rewards) // 4)]),
-        reward_last=fmean(rewards[-max(1, len(rewards) // 4) :]),
-        publish_to_served_s=median(served) if served else None,
+        reward_first=first,
+        reward_last=last,
+        publish_to_served_s=seconds_until_served(events),
         step_s=step_s,
         trained_tokens_per_s=trained_rate,
         forwarded_tokens_per_s=forwarded / step_s,
@@ -169,10 +167,6 @@ def figures(
 def _planned_bytes(spec: RunSpec, card: str) -> int:
     options = PlanOptions(prompt_tokens=PROMPT_TOKENS)
     return make_plan(architecture_of(MODEL), spec, f"1x{card}", 1, options).memory.total
-
-
-def _values(metrics: MetricSeries, name: str) -> list[float]:
-    return [point.value for point in metrics.series.get(name, ())]
 
 
 class MemoryWatch:
@@ -213,18 +207,12 @@ def gpu_bytes(pid: int) -> int:
     return sum(int(mib) * 2**20 for owner, mib in rows if int(owner) == pid)
 
 
-def host_bytes(pid: int) -> int:
-    """What a process holds of the CPU's memory."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096
-
-
 def run_check(options: StackOptions, spec: RunSpec, *, is_dry: bool) -> Figures:
     """Run it on a stack of its own. Raises `StackError` where it does not succeed."""
     device = "cpu" if is_dry else torch.cuda.get_device_name()
     with running_stack(options, sys.stdout) as stack:
         trainer = stack.process("trainer-1").pid
-        held = host_bytes if is_dry else gpu_bytes
+        held = rss_bytes if is_dry else gpu_bytes
         began = time.monotonic()
         with (
             OffbeatClient(stack.addresses.orchestrator) as client,

@@ -54,11 +54,11 @@ def interrupt_on_signals() -> None:
     signal.signal(signal.SIGHUP, interrupt)
 
 
-def end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end(processes: list[subprocess.Popen[bytes]], grace_s: float = STOP_GRACE_S) -> None:
     """SIGTERM to all, and SIGKILL to those that are left after the grace period."""
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + STOP_GRACE_S
+    deadline = time.monotonic() + grace_s
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))

@@ -154,17 +154,8 @@ class Stack:
         ]
         environment = self.environment()
         yield [
-            service(
-                name,
-                name,
-                environment,
-                lambda url=f"{address}/readyz": answers(url),
-                self._ports[name],
-            )
-            for name, address in (
-                ("orchestrator", self.addresses.orchestrator),
-                ("weight_proxy", self.addresses.weight_proxy),
-            )
+            server(name, name, environment, self._ports[name])
+            for name in ("orchestrator", "weight_proxy")
         ]
         yield [
             self._worker(role, f"{role}-{number}", environment)
@@ -188,8 +179,11 @@ class Stack:
         }
         url = f"{self.addresses.orchestrator}/v1/workers"
         key = environment.get("OFFBEAT_API_KEY") or os.environ.get("OFFBEAT_API_KEY", "")
-        return service(
-            name, role, {**environment, **limits, **own}, lambda: worker_reports(url, key, name)
+        return Part(
+            name=name,
+            command=_command(role),
+            environment={**environment, **limits, **own},
+            is_ready=lambda: worker_reports(url, key, name),
         )
 
     def environment(self) -> dict[str, str]:
@@ -279,16 +273,19 @@ def _started(options: StackOptions, output: TextIO) -> Stack:
     return stack
 
 
-def service(
-    name: str,
-    module: str,
-    environment: Mapping[str, str],
-    is_ready: parts.ReadyCheck,
-    port: int | None = None,
-) -> Part:
-    """A process of one of the services, by the module's name."""
-    command = (sys.executable, "-m", f"services.{module}")
-    return Part(name=name, command=command, environment=environment, is_ready=is_ready, port=port)
+def server(name: str, module: str, environment: Mapping[str, str], port: int) -> Part:
+    """A process of a service that listens on this port."""
+    return Part(
+        name=name,
+        command=_command(module),
+        environment=environment,
+        port=port,
+        is_ready=lambda: answers(f"http://127.0.0.1:{port}/readyz"),
+    )
+
+
+def _command(module: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"services.{module}")
 
 
 def main() -> int:

@@ -21,6 +21,22 @@ SpecFile = Annotated[
     ),
 ]
 OWN, SETTINGS = "In place of the spec's", "Settings, chosen where neither this nor the spec says"
+Checkpointing = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpointing/--no-checkpointing",
+        help="Compute activations again in the backward.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+Offload = Annotated[
+    bool | None,
+    typer.Option(
+        "--offload/--no-offload",
+        help="Keep parameters and optimizer states on the host.",
+        rich_help_panel=SETTINGS,
+    ),
+]
 
 
 def plan(
@@ -49,22 +65,8 @@ def plan(
         int | None,
         typer.Option(min=64, max=2**24, help="Tokens at once.", rich_help_panel=SETTINGS),
     ] = None,
-    checkpointing: Annotated[
-        bool | None,
-        typer.Option(
-            "--checkpointing/--no-checkpointing",
-            help="Compute activations again in the backward.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
-    offload: Annotated[
-        bool | None,
-        typer.Option(
-            "--offload/--no-offload",
-            help="Keep parameters and optimizer states on the host.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
+    checkpointing: Checkpointing = None,
+    offload: Offload = None,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, max=2**20, help="Length of a prompt; the spec has none.")
     ] = 256,

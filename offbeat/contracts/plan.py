@@ -8,6 +8,8 @@ from offbeat.contracts.base import Contract
 
 Verdict = Literal["fits", "tight", "does not fit"]
 Sharding = Literal["none", "within nodes", "across nodes"]
+Method = Literal["lora", "qlora", "full"]
+Phase = Literal["head", "backward", "end", "update"]
 
 
 class PlanOptions(Contract):
@@ -44,7 +46,7 @@ class PlanRequest(Contract):
 class PlanSettings(Contract):
     """How the run would be trained."""
 
-    method: Literal["lora", "qlora", "full"]
+    method: Method
     lora_rank: int | None
     token_budget: int
     gradient_checkpointing: bool
@@ -57,7 +59,7 @@ class PlanSettings(Contract):
 class MemoryByKind(Contract):
     """Bytes on each GPU at the moment of the step that takes most."""
 
-    moment: Literal["head", "backward", "end", "update"]
+    moment: Phase
     """The end of the forward, the backward of the last block or of the first, or the update."""
     parameters: int
     gradients: int

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from offbeat.contracts.base import Contract
 from offbeat.contracts.plan import DryRun
 from offbeat.errors import InvalidRequestError, UnavailableError
 from offbeat.plan.architecture import Architecture
@@ -17,10 +18,8 @@ TIMEOUT_S = 900.0
 REASON_CHARS_MAX = 500
 
 
-class DryRunRequest(BaseModel):
+class DryRunRequest(Contract):
     """What the trainer's process is told."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Architecture
     setup: Setup

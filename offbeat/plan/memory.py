@@ -10,14 +10,12 @@ memory also takes what is published.
 """
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
+from offbeat.contracts.plan import Phase
 from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.parameters import lora_parameters, parameters_of
 from offbeat.plan.setup import Recipe, Setup
-
-Phase = Literal["head", "backward", "end", "update"]
 
 NF4_BYTES = 0.5
 NAIVE_LOGITS_BYTES = 15.5

@@ -4,6 +4,7 @@ In this order: activation checkpointing, CPU offload, LoRA for full fine-tuning,
 token budget, more nodes. Each is tried alone; where no one does, they are added up.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from offbeat.contracts.plan import Remedy
@@ -20,8 +21,8 @@ def remedies(model: Architecture, wanted: Wanted, cluster: Cluster) -> tuple[Rem
     """Every single change with which the run fits; where there is none, the fewest together."""
     tried = [_remedy(name, model, changed, cluster) for name, changed in _changes(wanted)]
     alone = [remedy for remedy in tried if remedy.verdict != "does not fit"]
-    if larger := _larger(cluster, model, wanted):
-        alone.append(_remedy(_nodes(larger), model, wanted, larger))
+    if more := _on_more_nodes((), model, wanted, cluster):
+        alone.append(more)
     return tuple(alone) or _together(model, wanted, cluster)
 
 
@@ -50,24 +51,24 @@ def _together(model: Architecture, wanted: Wanted, cluster: Cluster) -> tuple[Re
         remedy = _remedy(", ".join(names), model, wanted, cluster)
         if remedy.verdict != "does not fit":
             return (remedy,)
-        if larger := _larger(cluster, model, wanted):
-            return (_remedy(", ".join([*names, _nodes(larger)]), model, wanted, larger),)
+        if more := _on_more_nodes(names, model, wanted, cluster):
+            return (more,)
     return ()
 
 
-def _larger(cluster: Cluster, model: Architecture, wanted: Wanted) -> Cluster | None:
-    """The fewest nodes of the same kind, in powers of two, with which the run fits."""
+def _on_more_nodes(
+    names: Sequence[str], model: Architecture, wanted: Wanted, cluster: Cluster
+) -> Remedy | None:
+    """These changes on the fewest nodes of the same kind, in powers of two, with which it fits."""
     nodes = cluster.num_nodes * 2
     while nodes <= NODES_MAX:
         larger = replace(cluster, num_nodes=nodes)
-        if choose(model, wanted, larger).verdict != "does not fit":
-            return larger
+        change = ", ".join([*names, f"{nodes} nodes ({larger.num_gpus} GPUs)"])
+        remedy = _remedy(change, model, wanted, larger)
+        if remedy.verdict != "does not fit":
+            return remedy
         nodes *= 2
     return None
-
-
-def _nodes(cluster: Cluster) -> str:
-    return f"{cluster.num_nodes} nodes ({cluster.num_gpus} GPUs)"
 
 
 def _remedy(change: str, model: Architecture, wanted: Wanted, cluster: Cluster) -> Remedy:

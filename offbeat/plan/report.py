@@ -1,7 +1,7 @@
 """A plan from a spec and a description of the hardware."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from offbeat.contracts.plan import (
     DryRun,
@@ -119,10 +119,8 @@ def _speed(
     # What crosses between nodes for every micro-batch is in its time already.
     step_s = choice.step_s + (between_s if choice.sharding != "across nodes" else 0.0)
     tokens_per_s = wanted.step_tokens / step_s
-    useful = flops_per_token(model, choice.setup, wanted.sequence_tokens)
-    if choice.setup.is_checkpointed:
-        passes = 3 if choice.setup.method == "full" else 2
-        useful *= passes / (passes + 1)
+    once = replace(choice.setup, is_checkpointed=False)
+    useful = flops_per_token(model, once, wanted.sequence_tokens)
     return PlanSpeed(
         tokens_per_s=round(tokens_per_s),
         mfu=tokens_per_s * useful / (cluster.num_gpus * peak_flops),

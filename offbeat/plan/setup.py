@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["lora", "qlora", "full"]
+from offbeat.contracts.plan import Method
+
 Head = Literal["fused", "chunked", "naive"]
 
 

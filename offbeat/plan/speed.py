@@ -75,20 +75,17 @@ def flops_per_token(model: Architecture, setup: Setup, sequence_tokens: int) -> 
     return forward * (passes + setup.is_checkpointed)
 
 
-def model_bytes(model: Architecture, setup: Setup) -> float:
-    """All weights as they are gathered, once."""
+def streamed_bytes(model: Architecture, setup: Setup) -> float:
+    """All weights as they are gathered, forward and again backward, and in full fine-tuning as many
+    gradients."""
+    passes = 3 if setup.method == "full" else 2
     tables = parameters_of(model).tables * setup.dtype_bytes
-    return model.num_layers * unit_bytes(model, setup) + tables
+    return passes * (model.num_layers * unit_bytes(model, setup) + tables)
 
 
 def moved_bytes(model: Architecture, setup: Setup) -> float:
-    """What a rank receives for one micro-batch: all weights forward and again backward, and in full
-    fine-tuning as many gradients."""
-    if setup.num_shards == 1:
-        return 0
-    passes = 3 if setup.method == "full" else 2
-    share = 1 - 1 / setup.num_shards
-    return passes * model_bytes(model, setup) * share
+    """What a rank receives from the others for one micro-batch."""
+    return streamed_bytes(model, setup) * (1 - 1 / setup.num_shards)
 
 
 def _gather_s(model: Architecture, setup: Setup, cluster: Cluster) -> float:
@@ -100,8 +97,7 @@ def _gather_s(model: Architecture, setup: Setup, cluster: Cluster) -> float:
 def _transfer_s(model: Architecture, setup: Setup, cluster: Cluster) -> float:
     if not setup.is_offloaded:
         return 0
-    passes = 3 if setup.method == "full" else 2
-    return passes * model_bytes(model, setup) / setup.num_shards / cluster.gpu.host_bytes_per_s
+    return streamed_bytes(model, setup) / setup.num_shards / cluster.gpu.host_bytes_per_s
 
 
 def _update_s(model: Architecture, setup: Setup, recipe: Recipe, cluster: Cluster) -> float:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.contracts.plan import PlanOptions
+from offbeat.contracts.plan import Method, PlanOptions
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.errors import InvalidRequestError
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.parameters import lora_targets
-from offbeat.plan.setup import Method, Setup
+from offbeat.plan.setup import Setup
 
 EXAMPLE_TOKENS = 2048
 """Of a supervised example, where the spec does not say after how many it is cut off."""

@@ -11,7 +11,6 @@ from scripts.bench.sync_figures import MEGABYTE, MILLISECOND, Percentiles
 
 CONTROL_PLANE = ("orchestrator", "weight_proxy", "valkey", "database")
 """What a step's cost is counted over; SQLite is part of the orchestrator."""
-CPU_MS_TARGET = 30.0
 
 
 class RouteFigures(TypedDict):
@@ -146,12 +145,18 @@ ROWS: Mapping[str, str] = {
 }
 
 
-def growth_table(cases: Sequence[CaseFigures]) -> Table:
-    """The figures side by side, a case a column."""
-    table = Table(title="How it grows with the fleet", title_justify="left")
+def _table(title: str, cases: Sequence[CaseFigures]) -> Table:
+    """A column for what a row is, and one for each case."""
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for case in cases:
         table.add_column(case["case"], justify="right")
+    return table
+
+
+def growth_table(cases: Sequence[CaseFigures]) -> Table:
+    """The figures side by side, a case a column."""
+    table = _table("How it grows with the fleet", cases)
     table.add_column("growth", justify="right")
     for row, values in _rows(cases).items():
         table.add_row(row, *(f"{value:,.1f}" for value in values), f"{growth(values):.1f}×")
@@ -173,10 +178,7 @@ def _rows(cases: Sequence[CaseFigures]) -> dict[str, list[float]]:
 
 def sizes_table(cases: Sequence[CaseFigures]) -> Table:
     """What was held before the work, half-way and in the end, a case a column."""
-    table = Table(title="What is held: before, half-way, in the end", title_justify="left")
-    table.add_column("")
-    for case in cases:
-        table.add_column(case["case"], justify="right")
+    table = _table("What is held: before, half-way, in the end", cases)
     rows: dict[str, list[Sequence[float]]] = {
         "MB of memory, orchestrator": [case["rss_mb"]["orchestrator"] for case in cases],
         "MB of memory, weight_proxy": [case["rss_mb"]["weight_proxy"] for case in cases],
@@ -191,10 +193,7 @@ def sizes_table(cases: Sequence[CaseFigures]) -> Table:
 
 def routes_table(cases: Sequence[CaseFigures]) -> Table:
     """p50 and p99 of each route, a case a column."""
-    table = Table(title="Routes: calls, p50 / p99 in ms", title_justify="left")
-    table.add_column("")
-    for case in cases:
-        table.add_column(case["case"], justify="right")
+    table = _table("Routes: calls, p50 / p99 in ms", cases)
     polls = {route.name for route in LONG_POLLS}
     for name in dict.fromkeys(name for case in cases for name in case["routes"]):
         cells = [case["routes"].get(name) for case in cases]

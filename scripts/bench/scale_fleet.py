@@ -90,7 +90,6 @@ class Fleet:
         return Phase(begin=begin, end=self._meter.reading(), ledger=self._around.ledger.take())
 
     async def _work(self) -> Phase:
-        self._around.ledger.take()
         sizes = [await asyncio.to_thread(self._meter.sizes, 0)]
         begin = self._meter.reading()
         async with _lags() as lags_s:

@@ -20,7 +20,7 @@ from offbeat.objects import S3ObjectStore
 from scripts import parts
 from scripts.chaos.relay import Relay, harmless
 from scripts.processes import StackError, answers, locked
-from scripts.stack import Stack, StackOptions, on_own_ports, service
+from scripts.stack import Stack, StackOptions, on_own_ports, server
 
 POLL_S = 0.1
 SETTLE_TIMEOUT_S = 90.0
@@ -148,19 +148,13 @@ class Fleet:
             self.stack.restart(name, **self._changes.get(name, {}))
 
     def _second_weight_proxy(self, url: str) -> parts.Part:
-        folder = self.stack.options.data_dir
+        folder, port = self.stack.options.data_dir, url.rpartition(":")[2]
         environment = {
             **self.stack.environment(),
-            "OFFBEAT_WEIGHT_PROXY_PORT": url.rpartition(":")[2],
+            "OFFBEAT_WEIGHT_PROXY_PORT": port,
             "OFFBEAT_WEIGHT_PROXY_CACHE_DIR": str(folder / f"{WEIGHT_PROXIES[1]}-cache"),
         }
-        return service(
-            WEIGHT_PROXIES[1],
-            WEIGHT_PROXIES[0],
-            environment,
-            lambda: answers(f"{url}/readyz"),
-            int(environment["OFFBEAT_WEIGHT_PROXY_PORT"]),
-        )
+        return server(WEIGHT_PROXIES[1], WEIGHT_PROXIES[0], environment, int(port))
 
 
 @contextmanager

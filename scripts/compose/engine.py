@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from scripts.compose.commands import ComposeTestError, succeeds
 from scripts.compose.waiting import wait_until
-from scripts.processes import last_lines
+from scripts.processes import end, last_lines
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
@@ -103,9 +103,4 @@ def _own_engine(folder: Path, runtime: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end([process], STOP_TIMEOUT_S)

@@ -4,10 +4,9 @@ import hashlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from offbeat.contracts.weights import ADAPTER_WEIGHTS
 from scripts.compose.commands import ComposeTestError
 from scripts.compose.stack import ComposeStack
-
-ADAPTER = "adapter_model.safetensors"
 
 
 def check_restored(stack: ComposeStack, run_id: str, folder: Path) -> None:
@@ -31,6 +30,6 @@ def _state(stack: ComposeStack, run_id: str) -> tuple[str, int, str]:
         run = client.run(run_id)
         series = client.metrics(run_id).series
         client.download_adapter(run_id, Path(folder, "adapter"))
-        adapter = Path(folder, "adapter", ADAPTER).read_bytes()
+        adapter = Path(folder, "adapter", ADAPTER_WEIGHTS).read_bytes()
     points = sum(len(values) for values in series.values())
     return run.status, points, hashlib.sha256(adapter).hexdigest()

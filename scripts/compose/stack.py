@@ -3,11 +3,10 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.client import OffbeatClient
-from scripts import parts
 from scripts.compose.commands import Commands
 from scripts.compose.engine import Engine
 from scripts.compose.waiting import wait_until
@@ -49,7 +48,7 @@ class ComposeStack:
 
     docker: str
     commands: Commands
-    port: int = field(default_factory=parts.free_port)
+    port: int
 
     @property
     def url(self) -> str:

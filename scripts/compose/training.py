@@ -9,6 +9,7 @@ from offbeat.errors import OffbeatError
 from scripts.compose.commands import ComposeTestError
 from scripts.compose.stack import ComposeStack
 from scripts.compose.waiting import wait_until
+from scripts.processes import end
 
 VICTIMS = ("generator", "trainer", "weight-proxy", "orchestrator", "redis", "postgres", "minio")
 STEPS = 16
@@ -43,9 +44,7 @@ def trained_while_parts_die(stack: ComposeStack, *, generators: int) -> str:
         if smoke.wait():
             raise ComposeTestError("the run did not learn")
     finally:
-        if smoke.poll() is None:
-            smoke.terminate()
-            smoke.wait()
+        end([smoke])
     return _run(stack).id
 
 
