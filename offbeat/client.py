@@ -12,7 +12,7 @@ for `retry_for_s`. What goes wrong raises an error of the tree in `offbeat.error
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,13 +46,12 @@ from offbeat.contracts.runs import (
 )
 from offbeat.errors import IntegrityError, InvalidRequestError, UnavailableError
 from offbeat.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ServiceClient, raise_for_problem
+from offbeat.pages import PAGE_ITEMS, all_pages
 from offbeat.specs import load_spec, validate_spec
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 RETRY_S = 30.0
 """A service that restarts is back well within it."""
-PAGE_ITEMS = 200
-"""Items fetched at once by what reads through all pages: the most that the service gives."""
 COLLECT_TIMEOUT_S = 600.0
 """A collection lists every object of a run."""
 POLL_S = 1.0
@@ -63,7 +62,6 @@ RECONNECTS_MAX = 60
 ANSWER_SILENCE_MAX_S = 180.0
 """A generator may have to load a model before it begins to answer."""
 
-T = TypeVar("T")
 C = TypeVar("C", bound=Contract)
 Query = Mapping[str, str | int | float | Sequence[str] | None]
 Split = Literal["train", "eval"]
@@ -396,17 +394,6 @@ class OffbeatClient(ServiceClient):
                 yield response
         except httpx.TransportError as error:
             raise UnavailableError(f"{self.http.base_url} broke off: {error!r}") from error
-
-
-def all_pages(fetch: Callable[[str | None], Page[T]]) -> Iterator[T]:
-    """Every item of a list: `fetch` gives the page after a cursor, and the first one for None."""
-    after: str | None = None
-    while True:
-        page = fetch(after)
-        yield from page.data
-        if page.next_cursor in (None, after):
-            return
-        after = page.next_cursor
 
 
 def _path(run_id: str, *rest: str) -> str:

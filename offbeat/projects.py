@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 from pydantic import JsonValue
 
-from offbeat.client import PAGE_ITEMS, RETRY_S, OffbeatClient, all_pages
+from offbeat.client import RETRY_S, OffbeatClient
 from offbeat.contracts.projects import KeyView, NewKey, ProjectView, Quotas
 from offbeat.contracts.runs import Page
+from offbeat.pages import PAGE_ITEMS, all_pages
 
 
 class Projects:

@@ -27,9 +27,10 @@ from offbeat.cli.session import (
     with_session,
 )
 from offbeat.cli.watch import watch_to_end
-from offbeat.client import PAGE_ITEMS, Split, all_pages
+from offbeat.client import Split
 from offbeat.contracts.runs import Page, RolloutView, RunStatus, RunView
 from offbeat.errors import InvalidRequestError
+from offbeat.pages import PAGE_ITEMS, all_pages
 from offbeat.specs import InvalidSpecError, load_spec, validate_spec
 
 RUNS, RESULTS, FLEET = "Runs", "What a run makes", "Other"
