@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, Self, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -90,12 +90,6 @@ class OffbeatClient(ServiceClient):
             url, SecretStr(key) if key else None, ca_file=Path(ca_file) if ca_file else None
         )
         self._retry_for_s = retry_for_s
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def submit(
         self, spec: RunSpec | Mapping[str, object] | Path | str, idempotency_key: str | None = None

@@ -3,7 +3,7 @@
 import re
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from pydantic import SecretStr, ValidationError
@@ -93,6 +93,12 @@ class ServiceClient:
             verify=_trust(ca_file),
             transport=transport,
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connections."""
