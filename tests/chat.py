@@ -166,7 +166,9 @@ def running_chat(
     speaker = PatientSpeaker(QueueSettings(redis_url=SecretStr(valkey_url)))
     with (
         running_proxy(store, folder) as proxy,
-        running_orchestrator(folder, valkey_url, store, clock=time.time) as orchestrator,
+        running_orchestrator(
+            folder, valkey_url, store, clock=time.time, message_lost_s=15.0
+        ) as orchestrator,
         running_generator(orchestrator, proxy, engine, speaker, tiny_model, folder / "adapters"),
         httpx.Client(base_url=orchestrator.url) as http,
         openai.OpenAI(base_url=f"{orchestrator.url}/v1", api_key="any", max_retries=0) as client,

@@ -103,6 +103,8 @@ class FakeVllm:
     """Completions whose client went away."""
     running: int = 0
     running_most: int = 0
+    unready_answers: int = 0
+    """How often its health route has said that it is not ready."""
 
     def __post_init__(self) -> None:
         self._engine = TinyEngine(self.model_folder)
@@ -189,7 +191,10 @@ class FakeVllm:
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
     async def _health(self) -> Response:
-        return Response(status_code=503 if self.starting or self.is_dead else 200)
+        if self.starting or self.is_dead:
+            self.unready_answers += 1
+            return Response(status_code=503)
+        return Response(status_code=200)
 
     async def _version(self) -> dict[str, str]:
         return {"version": self.version}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbeat.contracts.jobs import WorkerRole
-from tests.orchestrator import Orchestrator
+from tests.orchestrator import Orchestrator, worker_statuses
 from tests.waiting import wait_until
 
 
@@ -53,8 +53,7 @@ class Fleet:
 
     def workers(self) -> dict[str, str]:
         """The status of each worker that the orchestrator knows."""
-        response = self.orchestrator.worker.http.get("/v1/workers")
-        return {worker["id"]: worker["status"] for worker in response.json()["data"]}
+        return worker_statuses(self.orchestrator.worker.http)
 
     def holding(self, worker_id: str) -> list[str]:
         """The jobs that a worker has a lease on."""

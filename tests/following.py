@@ -166,7 +166,9 @@ def following(
         engine=WatchedEngine(model_folder),
         folder=folder,
     )
-    yield setting
-    setting.policies.close()
-    setting.engine.close()
-    client.close()
+    try:
+        yield setting
+    finally:
+        setting.policies.close()
+        setting.engine.close()
+        client.close()

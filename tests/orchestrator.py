@@ -1,9 +1,8 @@
 """A real orchestrator for tests: SQLite or PostgreSQL, Valkey, S3, uvicorn; and a worker that a
 test plays by hand."""
 
-import base64
-import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from offbeat.objects import S3ObjectStore
 from offbeat.queue import create_celery, queue_name
 from offbeat.settings import QueueSettings
 from offbeat.worker_api import OrchestratorClient
+from scripts.bench.scale_queue import message_of
 from services.orchestrator.app import create_app
 from services.orchestrator.broker import CeleryBroker
 from services.orchestrator.collector import Collector
@@ -43,8 +43,8 @@ GENERATOR, TRAINER = WorkerRole.GENERATOR, WorkerRole.TRAINER
 MESSAGE_WAIT_S = 30.0
 """Far more than a message takes on a calm machine."""
 MESSAGE_LOST_S = 1e6
-"""On the test's clock. So a jump of the clock for another reason does not void the message that
-the test has just taken."""
+"""On the test's clock, so that a jump of it for another reason does not void the message that the
+test has just taken. Where the clock goes by itself, a test asks for less."""
 CONNECTION = Connection(
     weight_proxy_url="http://127.0.0.1:1",
     store=StoreAccess(
@@ -69,6 +69,16 @@ class Clock:
         return self.now
 
 
+@dataclass
+class LaterClock:
+    """The real time, moved on by the test."""
+
+    offset_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.offset_s
+
+
 @dataclass(kw_only=True)
 class Orchestrator:
     """A running orchestrator and its parts."""
@@ -82,6 +92,12 @@ class Orchestrator:
     celery: Celery
     worker: OrchestratorClient
 
+    def pass_time(self, seconds: float) -> None:
+        """Move the test's clock on, and have the scheduler look."""
+        assert isinstance(self.clock, Clock)
+        self.clock.now += seconds
+        self.scheduler.wake()
+
 
 @contextmanager
 def running_orchestrator(
@@ -93,7 +109,7 @@ def running_orchestrator(
     clock: Callable[[], float] | None = None,
     uptime: Callable[[], float] = lambda: 0.0,
     lease_s: float = 30.0,
-    message_lost_s: float = 15.0,
+    message_lost_s: float = MESSAGE_LOST_S,
     api_key: str | None = None,
     worker_token: str | None = None,
     rate_limit: str = "1000000/second",
@@ -123,7 +139,6 @@ def running_orchestrator(
         lease_s=lease_s,
         message_lost_s=message_lost_s,
     )
-    token = SecretStr(worker_token) if worker_token else None
     services = Services(
         store=store,
         objects=objects,
@@ -131,7 +146,7 @@ def running_orchestrator(
         scheduler=scheduler,
         clock=clock,
         api_key=SecretStr(api_key) if api_key else None,
-        worker_token=token,
+        worker_token=SecretStr(worker_token) if worker_token else None,
         rates=RateLimiter(rate_limit, stranger_rate=stranger_rate),
         chats=ChatListener(queue),
         collector=Collector(
@@ -147,24 +162,30 @@ def running_orchestrator(
         heartbeat_interval_s=0.2,
         streams=LiveStreams(streams_max=streams_max),
     )
+    with _served(services, celery) as running:
+        yield running
+    store.engine.dispose()
+
+
+@contextmanager
+def _served(services: Services, celery: Celery) -> Iterator[Orchestrator]:
     app = create_app(services)
     with serve(app) as url:
-        client = OrchestratorClient(url, token)
+        client = OrchestratorClient(url, services.worker_token)
         try:
             yield Orchestrator(
                 url=url,
                 app=app,
-                store=store,
-                scheduler=scheduler,
+                store=services.store,
+                scheduler=services.scheduler,
                 collector=services.collector,
-                clock=clock,
+                clock=services.clock,
                 celery=celery,
                 worker=client,
             )
         finally:
             client.close()
             celery.close()
-    store.engine.dispose()
 
 
 @dataclass
@@ -200,9 +221,8 @@ class Hand:
             taken = broker.brpop([queue_name(role, self.pool)], timeout=wait_s)
         if taken is None:
             return None
-        _, message = cast(tuple[bytes, bytes], taken)
-        _, arguments, _ = json.loads(base64.b64decode(json.loads(message)["body"]))
-        return JobMessage.model_validate(arguments)
+        _, body = cast(tuple[bytes, bytes], taken)
+        return message_of(body)
 
     def lease(self, role: WorkerRole, wait_s: float = MESSAGE_WAIT_S) -> Lease | None:
         """Take the next message and lease its job."""
@@ -211,6 +231,12 @@ class Hand:
             return None
         request = LeaseRequest(attempt=message.attempt, worker_id=self.worker_id)
         return self.orchestrator.worker.lease(message.job_id, request)
+
+    def leased(self, role: WorkerRole) -> Lease:
+        """The lease of the next message's job, which must come."""
+        lease = self.lease(role)
+        assert lease is not None, f"no message came for a {role}"
+        return lease
 
     def complete(self, lease: Lease) -> JobOutput:
         """Complete a job with a plausible result."""
@@ -242,7 +268,12 @@ class Hand:
 
 def submit(http: httpx.Client, **changes: Any) -> str:
     """Submit a small run with these changes; its id."""
-    response = http.post("/v1/runs", json=spec_dict(**changes))
+    return submit_spec(http, spec_dict(**changes))
+
+
+def submit_spec(http: httpx.Client, spec: Mapping[str, Any]) -> str:
+    """Submit a run; its id."""
+    response = http.post("/v1/runs", json=spec)
     assert response.status_code == 201, response.text
     return response.json()["id"]
 
@@ -260,6 +291,11 @@ def kinds(http: httpx.Client, run_id: str) -> list[str]:
 def status(http: httpx.Client, run_id: str) -> str:
     """The run's status."""
     return http.get(f"/v1/runs/{run_id}").json()["status"]
+
+
+def worker_statuses(http: httpx.Client) -> dict[str, str]:
+    """The status of each worker that the orchestrator knows."""
+    return {worker["id"]: worker["status"] for worker in http.get("/v1/workers").json()["data"]}
 
 
 def set_up(hand: Hand) -> None:

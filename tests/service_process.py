@@ -14,11 +14,13 @@ from pathlib import Path
 
 import httpx
 
+from offbeat.errors import UnavailableError
 from offbeat.settings import ObjectStoreSettings
 from scripts import parts
-from tests.waiting import wait_until
+from scripts.processes import PortTakenError, answers
 
 API_KEY, WORKER_TOKEN = "admin-key-0123456789", "worker-token-0123456789"
+JSON = {"authorization": f"Bearer {API_KEY}", "content-type": "application/json"}
 REFUSED = "A request was refused."
 PATIENCE_S = 60
 """Of a test, for an answer."""
@@ -60,12 +62,6 @@ class ServiceProcess:
         lines = self.log.read_text().splitlines()
         return [line for line in lines if json.loads(line)["level"] not in ("info", "warning")]
 
-    def rss_bytes(self) -> int:
-        """The memory that it holds."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024
-
     def check_is_up(self) -> None:
         """It is the same process, and ready."""
         assert self.http.get("/readyz").status_code == 200
@@ -91,27 +87,29 @@ def running_service(
         "OFFBEAT_WEIGHT_PROXY_DATABASE_URL": f"sqlite:///{folder}/weight-proxy.db",
         "OFFBEAT_WEIGHT_PROXY_CACHE_DIR": str(folder / "cache"),
     }
+    part = parts.Part(
+        name=module,
+        command=(sys.executable, "-m", f"services.{module}"),
+        environment={**own, **environment},
+        port=port,
+        is_ready=lambda: answers(f"{url}/readyz"),
+    )
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"services.{module}"],
-            env={**os.environ, **own, **environment},
+            part.command,
+            env={**os.environ, **part.environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(lambda: process.poll() is not None or _answers(url), deadline_s=120)
-        assert process.poll() is None, log.read_text()
+        parts.wait_until_ready(part, process)
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             yield ServiceProcess(url=url, pid=process.pid, log=log, http=http)
-        assert process.poll() is None, log.read_text()
+        assert process.poll() is None, "it ended during the test"
+    except (AssertionError, UnavailableError, PortTakenError) as error:
+        error.add_note(log.read_text())
+        raise
     finally:
         process.terminate()
-        process.wait(timeout=30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+        process.wait(timeout=60)

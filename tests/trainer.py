@@ -1,9 +1,10 @@
 """A trainer on the tiny model, with a real store and a real weight-proxy, driven job by job."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
@@ -21,9 +22,12 @@ from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
 from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.run import init, train
-from services.trainer.sft_batch import ExampleFetcher
+from services.trainer.sft_batch import example_tables
+from tests.weight_proxy import RunningProxy
 
 PROMPT_IDS = (5, 6, 7, 8)
+GOOD, BAD, WORSE = (20, 21, 22), (30, 31), (40,)
+"""Completions."""
 
 
 def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> Trainer:
@@ -32,7 +36,7 @@ def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> T
         store=store,
         proxy=proxy,
         rollouts=RolloutFetcher(store),
-        examples=ExampleFetcher(store),
+        examples=example_tables(store),
         published_hash=published_hashes(proxy),
         memory=Memory(lambda _: model, torch.device("cpu")),
         parent_wait_s=0.0,
@@ -160,3 +164,37 @@ class Run:
             )
             for index in range(len(groups))
         )
+
+
+STEP_GROUPS = [
+    [Sample(ids=GOOD, reward=1.0), Sample(ids=BAD, reward=0.0)],
+    [Sample(ids=BAD, reward=0.0), Sample(ids=WORSE, reward=0.5), Sample(ids=GOOD, reward=1.0)],
+]
+"""What a step is made of where its numbers do not matter."""
+
+
+def new_run(store: S3ObjectStore, proxy: RunningProxy, spec: RunSpec) -> Run:
+    """A run that nobody has touched."""
+    run_id = f"run-{uuid4().hex[:10]}"
+    return Run(run_id=run_id, spec=spec, store=store, proxy=proxy.client)
+
+
+def new_run_like(run: Run) -> Run:
+    """Another one of the same spec."""
+    return replace(run, run_id=f"run-{uuid4().hex[:10]}")
+
+
+def hashes(manifest: Manifest) -> dict[str, str]:
+    """The content of a version, by file."""
+    return {file.name: file.sha256 for file in manifest.files}
+
+
+def steps(run: Run, trainer: Trainer, first: int, last: int) -> list[Manifest]:
+    """Versions first + 1 .. last, each from rollouts of the version before it."""
+    made: list[Manifest] = []
+    for base_version in range(first, last):
+        parent = run.proxy.version(run.run_id, base_version)
+        assert parent is not None
+        groups = run.put_groups(parent.manifest, STEP_GROUPS, name=f"generate-{base_version}")
+        made.append(run.train(trainer, base_version, groups))
+    return made

@@ -84,15 +84,19 @@ def checked_engine(
     fake.reset()
     fake.model_folder = model_folder
     engine = vllm_engine(url, model_folder, folder)
-    assert engine.loaded() == frozenset()
-    fake.bodies.clear()
-    fake.contents.clear()
-    fake.unloads.clear()
-    yield VllmSetting(fake=fake, url=url, engine=engine, model_folder=model_folder, folder=folder)
-    engine.close()
-    # A request that was given up must not end within the next test's count.
-    fake.hangs = False
-    wait_until(lambda: fake.running == 0)
+    try:
+        assert engine.loaded() == frozenset()
+        fake.bodies.clear()
+        fake.contents.clear()
+        fake.unloads.clear()
+        yield VllmSetting(
+            fake=fake, url=url, engine=engine, model_folder=model_folder, folder=folder
+        )
+    finally:
+        engine.close()
+        # A request that was given up must not end within the next test's count.
+        fake.hangs = False
+        wait_until(lambda: fake.running == 0)
 
 
 def flat(completions: list[list[Completion]]) -> list[Completion]:

@@ -1,4 +1,5 @@
-"""An orchestrator with an empty broker for each test, and a plain HTTP client of it."""
+"""The services that tests share: an orchestrator with an empty broker for each test, and a
+weight-proxy, a trainer and a vLLM server for those that ask for one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,20 +10,30 @@ import redis
 
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
-from tests.orchestrator import MESSAGE_LOST_S, Orchestrator, running_orchestrator
+from services.trainer.publish import Trainer
+from tests.fake_vllm import FakeVllm, running_vllm
+from tests.orchestrator import Orchestrator, running_orchestrator
 from tests.service_process import API_KEY, WORKER_TOKEN, ServiceProcess, running_service
+from tests.specs import spec
+from tests.trainer import Run, new_run, trainer_on
+from tests.vllm_engine import VllmSetting, checked_engine
+from tests.weight_proxy import RunningProxy, running_proxy
+
+
+@pytest.fixture
+def empty_broker(valkey_url: str) -> str:
+    """The URL of Valkey, with nothing left of other tests."""
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+    return valkey_url
 
 
 @pytest.fixture
 def orchestrator(
-    tmp_path: Path, database_url: str, valkey_url: str, store: S3ObjectStore
+    tmp_path: Path, database_url: str, empty_broker: str, store: S3ObjectStore
 ) -> Iterator[Orchestrator]:
     """On a clock that only the test moves on, once over SQLite and once over PostgreSQL."""
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
-    with running_orchestrator(
-        tmp_path, valkey_url, store, database_url=database_url, message_lost_s=MESSAGE_LOST_S
-    ) as running:
+    with running_orchestrator(tmp_path, empty_broker, store, database_url=database_url) as running:
         yield running
 
 
@@ -46,3 +57,38 @@ def orchestrator_process(
     folder = tmp_path_factory.mktemp("orchestrator-process")
     with running_service("orchestrator", folder, s3_settings, environment) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """A weight-proxy over SQLite."""
+    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
+        yield running
+
+
+@pytest.fixture
+def trainer(tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy) -> Trainer:
+    """One that has just started, on that weight-proxy."""
+    return trainer_on(tiny_model, store, proxy.client)
+
+
+@pytest.fixture
+def run(store: S3ObjectStore, proxy: RunningProxy) -> Run:
+    """A run of four steps, without any version."""
+    return new_run(store, proxy, spec(train={"steps": 4}))
+
+
+@pytest.fixture(scope="module")
+def vllm_server(tiny_model: Path) -> Iterator[tuple[FakeVllm, str]]:
+    """A fake vLLM on the tiny model, and its URL."""
+    with running_vllm(tiny_model) as running:
+        yield running
+
+
+@pytest.fixture
+def setting(
+    vllm_server: tuple[FakeVllm, str], tiny_model: Path, tmp_path: Path
+) -> Iterator[VllmSetting]:
+    """That server without faults, and an engine that has checked it."""
+    with checked_engine(*vllm_server, tiny_model, tmp_path) as setting:
+        yield setting

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from offbeat.client import OffbeatClient
 from offbeat.contracts.jobs import WorkerRole
@@ -18,10 +17,8 @@ GENERATOR, TRAINER = WorkerRole.GENERATOR, WorkerRole.TRAINER
 
 
 @pytest.fixture
-def orchestrator(tmp_path: Path, valkey_url: str, store: S3ObjectStore) -> Iterator[Orchestrator]:
-    with redis.Redis.from_url(valkey_url) as broker:
-        broker.flushall()
-    with running_orchestrator(tmp_path, valkey_url, store) as running:
+def orchestrator(tmp_path: Path, empty_broker: str, store: S3ObjectStore) -> Iterator[Orchestrator]:
+    with running_orchestrator(tmp_path, empty_broker, store) as running:
         yield running
 
 

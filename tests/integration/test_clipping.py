@@ -35,8 +35,7 @@ def test_s12_a_policy_that_ends_no_completion_is_told_once_each_time(
     set_up(hand)
     for ratio in ratios:
         hand.work(GENERATOR)
-        lease = hand.lease(TRAINER)
-        assert lease is not None
+        lease = hand.leased(TRAINER)
         output = plausible_output(lease)
         assert output.kind == "train"
         manifest = output.manifest.model_copy(update={"metrics": {CLIPPED_RATIO: ratio}})

@@ -1,7 +1,6 @@
 """The garbage collector, on the real store and both databases; deleted runs; what the API says."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import redis
 from sqlalchemy import func, insert, select
 from typer.testing import CliRunner, Result
 
@@ -26,6 +24,7 @@ from tests.orchestrator import (
     GENERATOR,
     TRAINER,
     Hand,
+    LaterClock,
     Orchestrator,
     running_orchestrator,
     set_up,
@@ -40,16 +39,6 @@ PUT_THREADS = 16
 
 
 @dataclass
-class LaterClock:
-    """The real time, moved on by the test: listings carry the store's own."""
-
-    offset_s: float = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.offset_s
-
-
-@dataclass
 class Setting:
     """An orchestrator whose test plays the workers, and what the weight-proxy was told."""
 
@@ -57,6 +46,7 @@ class Setting:
     http: httpx.Client
     store: S3ObjectStore
     clock: LaterClock
+    """Beside the real time, since listings of the store carry the store's own."""
     forgotten: list[str] = field(default_factory=list)
 
     @property
@@ -72,16 +62,14 @@ class Setting:
 
 @pytest.fixture
 def setting(
-    tmp_path: Path, database_url: str, valkey_url: str, store: S3ObjectStore
+    tmp_path: Path, database_url: str, empty_broker: str, store: S3ObjectStore
 ) -> Iterator[Setting]:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
     clock = LaterClock()
     forgotten: list[str] = []
     with (
         running_orchestrator(
             tmp_path,
-            valkey_url,
+            empty_broker,
             store,
             database_url=database_url,
             clock=clock,

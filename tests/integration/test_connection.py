@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import redis
 from pydantic import SecretStr, ValidationError
 
 from offbeat.client import OffbeatClient
@@ -137,21 +136,20 @@ def running_worker(role: str, folder: Path, **settings: str) -> Iterator[Path]:
 
 def test_workers_join_with_a_url_a_token_and_redis(
     tmp_path: Path,
-    valkey_url: str,
+    empty_broker: str,
     store: S3ObjectStore,
     s3_settings: ObjectStoreSettings,
     tiny_model: Path,
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
     with ExitStack() as running:
         proxy = running.enter_context(running_proxy(store, tmp_path, token=SecretStr(TOKEN)))
         orchestrator = running.enter_context(
             running_orchestrator(
                 tmp_path,
-                valkey_url,
+                empty_broker,
                 store,
                 clock=time.time,
+                message_lost_s=15.0,
                 worker_token=TOKEN,
                 connection=connection_of(WorkersSettings(), s3_settings, proxy.url),
             )
@@ -163,7 +161,7 @@ def test_workers_join_with_a_url_a_token_and_redis(
                     tmp_path,
                     OFFBEAT_ORCHESTRATOR_URL=orchestrator.url,
                     OFFBEAT_WORKER_TOKEN=TOKEN,
-                    OFFBEAT_REDIS_URL=valkey_url,
+                    OFFBEAT_REDIS_URL=empty_broker,
                     OFFBEAT_LOG_LEVEL="DEBUG",
                 )
             )

@@ -31,8 +31,7 @@ def work_for(hand: Hand, seconds: float, length_s: dict[str, float]) -> Counter[
     assert isinstance(clock, Clock)
     served = Counter[str]()
     while served.total() < seconds:
-        lease = hand.lease(GENERATOR)
-        assert lease is not None
+        lease = hand.leased(GENERATOR)
         clock.now += length_s[lease.run_id]
         served[lease.run_id] += int(length_s[lease.run_id])
         hand.complete(lease)

@@ -22,6 +22,7 @@ from tests.fleet import Fleet, running_fleet
 from tests.orchestrator import (
     GENERATOR,
     TRAINER,
+    LaterClock,
     events,
     kinds,
     running_orchestrator,
@@ -33,18 +34,19 @@ from tests.waiting import wait_until
 ENDLESS = ("--job-s", "600")
 NEVER_S = 600.0
 VISIBILITY_S = 5
-LEASE_S = 5.0
-"""Many heartbeats of these workers."""
+MESSAGE_LOST_S = 15.0
+BROKER_BACK_S = 180.0
+"""Workers wait longer from try to try before they connect to a broker that was away."""
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, valkey_url: str, store: S3ObjectStore) -> Iterator[Fleet]:
+def fleet(tmp_path: Path, empty_broker: str, store: S3ObjectStore) -> Iterator[Fleet]:
     """Over SQLite and a clock that goes."""
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
     with (
-        running_orchestrator(tmp_path, valkey_url, store, clock=time.time) as orchestrator,
-        running_fleet(orchestrator, valkey_url, tmp_path) as fleet,
+        running_orchestrator(
+            tmp_path, empty_broker, store, clock=time.time, message_lost_s=MESSAGE_LOST_S
+        ) as orchestrator,
+        running_fleet(orchestrator, empty_broker, tmp_path) as fleet,
     ):
         yield fleet
 
@@ -182,7 +184,9 @@ def test_q3_a_worker_that_cannot_acknowledge_takes_jobs_when_the_broker_is_back(
 
         first = start_broker()
         orchestrator = cleanup.enter_context(
-            running_orchestrator(tmp_path, url, store, clock=time.time)
+            running_orchestrator(
+                tmp_path, url, store, clock=time.time, message_lost_s=MESSAGE_LOST_S
+            )
         )
         http = cleanup.enter_context(httpx.Client(base_url=orchestrator.url))
         fleet = cleanup.enter_context(running_fleet(orchestrator, url, tmp_path))
@@ -195,19 +199,23 @@ def test_q3_a_worker_that_cannot_acknowledge_takes_jobs_when_the_broker_is_back(
         wait_until(lambda: "Couldn't ack" in fleet.log("worker"))
         start_broker()
         fleet.start(TRAINER, "trainer")
-        wait_until(lambda: status(http, run_id) == "succeeded")
+        wait_until(lambda: status(http, run_id) == "succeeded", BROKER_BACK_S)
 
 
 def test_q5_the_job_of_a_killed_worker_comes_once_more(
-    tmp_path: Path, valkey_url: str, store: S3ObjectStore
+    tmp_path: Path, empty_broker: str, store: S3ObjectStore
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
+    """The clock goes by itself, and is moved on past the lease where nobody holds it any more."""
+    clock = LaterClock()
     with (
         running_orchestrator(
-            tmp_path, valkey_url, store, clock=time.time, lease_s=LEASE_S
+            tmp_path,
+            empty_broker,
+            store,
+            clock=clock,
+            message_lost_s=MESSAGE_LOST_S,
         ) as orchestrator,
-        running_fleet(orchestrator, valkey_url, tmp_path) as fleet,
+        running_fleet(orchestrator, empty_broker, tmp_path) as fleet,
         httpx.Client(base_url=orchestrator.url) as http,
     ):
         run_id = submit(http, limits={"max_attempts": 2})
@@ -215,6 +223,9 @@ def test_q5_the_job_of_a_killed_worker_comes_once_more(
         wait_until(lambda: bool(fleet.holding("victim")))
         fleet.start(GENERATOR, "other")
         fleet.signal("victim", signal.SIGKILL)
+        assert fleet.ended("victim") == -signal.SIGKILL
+        clock.offset_s += 31
+        orchestrator.scheduler.wake()
         wait_until(lambda: "prompts_ready" in kinds(http, run_id))
         (job,) = jobs(fleet, JobKind.PREPARE)
         assert (job.status, job.attempt, job.failures) == (JobStatus.DONE, 2, 1)

@@ -29,7 +29,7 @@ from services.generator.sample import Generator
 from services.generator.weights import RunPolicies
 from tests.policies import Reference, policy_tensors, upload_policy
 from tests.specs import spec
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.weight_proxy import RunningProxy
 
 PROMPTS = [
     PromptRow(
@@ -45,12 +45,6 @@ GROUPS = (
     GroupRequest(group_id="g-1", prompt_row=0, seed=2**62),
 )
 REWARDS = [{"type": "regex", "name": "letter", "pattern": "[a-m]"}]
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

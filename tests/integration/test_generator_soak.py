@@ -12,11 +12,12 @@ import pytest
 
 from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest
 from offbeat.objects import S3ObjectStore
+from scripts.bench.scale_meter import rss_bytes
 from tests.adapters import upload
 from tests.following import SPARE_MAX, Following, following
 from tests.policies import Reference, peft_files, policy_tensors
 from tests.waiting import wait_until
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.weight_proxy import RunningProxy
 
 NUM_VERSIONS = 200
 NUM_WARM = 80
@@ -25,7 +26,6 @@ NUM_CONTENTS = 3
 """Adapters that take turns as the content of versions, so that few canaries are computed."""
 RANK = 256
 """Large enough that a version that is kept shows in the memory of the process."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def content_of(version: int) -> int:
@@ -43,18 +43,11 @@ class Held:
     @classmethod
     def now(cls) -> "Held":
         gc.collect()
-        resident = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(
-            memory_bytes=resident * PAGE_BYTES,
+            memory_bytes=rss_bytes(os.getpid()),
             open_files=len(os.listdir("/proc/self/fd")),
             threads=threading.active_count(),
         )
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -15,15 +15,9 @@ from services.generator.pull import Scratch
 from tests.following import Following, WatchedEngine, following
 from tests.policies import PROMPT_IDS, Reference, upload_policy
 from tests.waiting import wait_until
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.weight_proxy import RunningProxy
 
 GREEDY = Sampling(max_new_tokens=8, temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

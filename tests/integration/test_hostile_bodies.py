@@ -8,10 +8,10 @@ from itertools import chain, islice, repeat
 import httpx
 
 from offbeat.request_bodies import BODY_BYTES_MAX
-from tests.service_process import API_KEY, ServiceProcess
+from scripts.bench.scale_meter import rss_bytes
+from tests.service_process import API_KEY, JSON, ServiceProcess
 from tests.specs import spec_dict
 
-JSON = {"authorization": f"Bearer {API_KEY}", "content-type": "application/json"}
 TOO_LARGE = (
     "the body is larger than 16777216 bytes: send less, or put data in the object store and send "
     "its address"
@@ -80,9 +80,9 @@ def test_a_flood_of_large_bodies_leaves_the_memory_as_it_was(
     bodies = hostile_bodies()
     with ThreadPoolExecutor(FLOOD_THREADS) as pool:
         warm_up = list(pool.map(send, islice(bodies, WARM_UP)))
-        before = orchestrator_process.rss_bytes()
+        before = rss_bytes(orchestrator_process.pid)
         statuses = warm_up + list(pool.map(send, islice(bodies, FLOOD)))
-        growth = orchestrator_process.rss_bytes() - before
+        growth = rss_bytes(orchestrator_process.pid) - before
     assert set(statuses) == {413, 422}
     assert growth < GROWTH_BYTES_MAX
     assert orchestrator_process.errors() == []

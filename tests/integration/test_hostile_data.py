@@ -1,7 +1,7 @@
 """Hostile data files: each is refused in words that name the place, and whoever reads them stays
 small."""
 
-import resource
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +16,7 @@ from offbeat.data.rows import SourceRow
 from offbeat.data.sources import source_rows
 from offbeat.errors import InvalidDataError
 from offbeat.objects import S3ObjectStore
+from scripts.bench.scale_meter import rss_bytes
 
 FINE = b'{"prompt": "fine"}\n'
 MANY_VALUES = 2**27
@@ -24,11 +25,6 @@ TOO_MUCH_MEMORY = (
     "is not a readable Parquet file: a few rows of it take over 2147483648 bytes of memory: write "
     "it anew, with shorter rows and smaller row groups"
 )
-
-
-def rss_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def read(path: Path, store: S3ObjectStore) -> list[SourceRow]:
@@ -42,11 +38,11 @@ def read(path: Path, store: S3ObjectStore) -> list[SourceRow]:
 
 def check_refused(path: Path, store: S3ObjectStore, message: str) -> None:
     """In these words, and without taking memory for it."""
-    before = rss_bytes()
+    before = rss_bytes(os.getpid())
     with pytest.raises(InvalidDataError) as refused:
         read(path, store)
     assert refused.value.detail == message
-    assert rss_bytes() - before < RSS_GROWTH_BYTES_MAX
+    assert rss_bytes(os.getpid()) - before < RSS_GROWTH_BYTES_MAX
 
 
 HOSTILE_LINES = {

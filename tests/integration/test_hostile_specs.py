@@ -10,12 +10,11 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.cli.session import ExitCode
-from tests.service_process import API_KEY, ServiceProcess
+from tests.service_process import JSON, ServiceProcess
 from tests.specs import spec_dict
 
 ANSWER_BYTES_MAX = 16 * 2**10
 LOGGED_CHARS_MAX = 500
-JSON = {"authorization": f"Bearer {API_KEY}", "content-type": "application/json"}
 NOT_FINITE = "train.learning_rate: must be a finite number"
 LARGE_NUMBER = "train.learning_rate: the number is too large"
 UNSTORABLE = "has a NUL character or half of a character"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import redis
 from sqlalchemy import text
 
 from offbeat.objects import S3ObjectStore
@@ -112,13 +111,11 @@ def test_a_standby_leads_when_the_leader_is_killed(database_url: str) -> None:
 
 @pytest.fixture
 def replicas(
-    tmp_path: Path, postgres_url: str, valkey_url: str, store: S3ObjectStore
+    tmp_path: Path, postgres_url: str, empty_broker: str, store: S3ObjectStore
 ) -> Iterator[tuple[Orchestrator, Orchestrator]]:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
-    with running_orchestrator(tmp_path, valkey_url, store, database_url=postgres_url) as one:
+    with running_orchestrator(tmp_path, empty_broker, store, database_url=postgres_url) as one:
         wait_until(lambda: one.scheduler.leads)
-        with running_orchestrator(tmp_path, valkey_url, store, database_url=postgres_url) as two:
+        with running_orchestrator(tmp_path, empty_broker, store, database_url=postgres_url) as two:
             yield one, two
 
 

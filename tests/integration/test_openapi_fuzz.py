@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
 import requests
 import schemathesis
 from fastapi import FastAPI
@@ -37,7 +36,6 @@ from services.orchestrator import internal_api
 from tests.adapters import publishable
 from tests.orchestrator import (
     GENERATOR,
-    MESSAGE_LOST_S,
     Hand,
     Orchestrator,
     running_orchestrator,
@@ -146,16 +144,13 @@ def internal_document() -> dict[str, object]:
 
 @pytest.fixture
 def orchestrator(
-    tmp_path: Path, database_url: str, valkey_url: str, store: S3ObjectStore
+    tmp_path: Path, database_url: str, empty_broker: str, store: S3ObjectStore
 ) -> Iterator[Orchestrator]:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
     with running_orchestrator(
         tmp_path,
-        valkey_url,
+        empty_broker,
         store,
         database_url=database_url,
-        message_lost_s=MESSAGE_LOST_S,
         api_key=KEY,
         worker_token=TOKEN,
     ) as running:
@@ -169,8 +164,7 @@ def test_no_request_makes_the_orchestrator_fail(orchestrator: Orchestrator) -> N
         run_id = submit(http)
         hand = Hand(orchestrator)
         hand.report(GENERATOR, "hand")
-        lease = hand.lease(GENERATOR)
-        assert lease is not None
+        lease = hand.leased(GENERATOR)
         known = {
             "run_id": run_id,
             "job_id": lease.job_id,

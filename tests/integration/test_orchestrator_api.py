@@ -72,9 +72,7 @@ def test_a_run_that_is_not_there_is_a_problem(http: httpx.Client) -> None:
         assert response.json()["detail"] == "there is no run 'run-none'"
 
 
-def test_events_are_streamed_until_the_run_ends(
-    orchestrator: Orchestrator, http: httpx.Client
-) -> None:
+def test_events_are_streamed_until_the_run_ends(http: httpx.Client) -> None:
     run_id = submit(http)
     wait_until(lambda: "run_started" in kinds(http, run_id))
     http.post(f"/v1/runs/{run_id}/cancel")
@@ -106,8 +104,7 @@ def test_workers_are_listed_with_their_jobs(orchestrator: Orchestrator, http: ht
     submit(http)
     hand = Hand(orchestrator)
     hand.report(GENERATOR, "hand")
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     (worker,) = http.get("/v1/workers").json()["data"]
     assert (worker["id"], worker["status"], worker["jobs"]) == ("hand", "alive", [lease.job_id])
     assert isinstance(orchestrator.clock, Clock)
@@ -115,7 +112,7 @@ def test_workers_are_listed_with_their_jobs(orchestrator: Orchestrator, http: ht
     assert http.get("/v1/workers").json()["data"][0]["status"] == "lost"
 
 
-def test_health_and_prometheus(orchestrator: Orchestrator, http: httpx.Client) -> None:
+def test_health_and_prometheus(http: httpx.Client) -> None:
     submit(http)
     assert http.get("/healthz").json() == {"status": "ok"}
     assert http.get("/readyz").json() == {"status": "ready"}

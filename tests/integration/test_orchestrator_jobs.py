@@ -15,7 +15,6 @@ from tests.orchestrator import (
     GENERATOR,
     MESSAGE_LOST_S,
     TRAINER,
-    Clock,
     Hand,
     Orchestrator,
     events,
@@ -34,8 +33,7 @@ def test_only_the_holder_completes_and_a_repetition_is_the_same(
 ) -> None:
     submit(http)
     hand = Hand(orchestrator)
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     output = plausible_output(lease)
     other = CompleteRequest(attempt=1, worker_id="other", output=output)
     with pytest.raises(LeaseLostError):
@@ -63,13 +61,9 @@ def test_x2_a_silent_worker_loses_its_job_to_a_new_attempt(
 ) -> None:
     run_id = submit(http)
     hand = Hand(orchestrator)
-    silent = hand.lease(GENERATOR)
-    assert silent is not None
-    assert isinstance(orchestrator.clock, Clock)
-    orchestrator.clock.now += 31
-    orchestrator.scheduler.wake()
-    again = hand.lease(GENERATOR)
-    assert again is not None
+    silent = hand.leased(GENERATOR)
+    orchestrator.pass_time(31)
+    again = hand.leased(GENERATOR)
     assert (again.job_id, again.attempt) == (silent.job_id, 2)
     with pytest.raises(LeaseLostError):
         hand.complete(silent)
@@ -84,8 +78,7 @@ def test_a_job_out_of_attempts_ends_the_run_with_the_reason(
     run_id = submit(http, limits={"max_attempts": 2})
     hand = Hand(orchestrator)
     for _ in range(2):
-        lease = hand.lease(GENERATOR)
-        assert lease is not None
+        lease = hand.leased(GENERATOR)
         hand.fail(lease, "no disk left")
     wait_until(lambda: status(http, run_id) == "failed")
     reason = http.get(f"/v1/runs/{run_id}").json()["status_reason"]
@@ -95,8 +88,7 @@ def test_a_job_out_of_attempts_ends_the_run_with_the_reason(
 def test_bad_data_fails_the_run_at_once(orchestrator: Orchestrator, http: httpx.Client) -> None:
     run_id = submit(http)
     hand = Hand(orchestrator)
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     hand.fail(lease, "row 3: the prompt is empty", permanent=True)
     wait_until(lambda: status(http, run_id) == "failed")
     assert kinds(http, run_id)[-2:] == ["job_failed", "run_failed"]
@@ -109,8 +101,7 @@ def test_a_poison_prompt_is_dropped_and_the_run_goes_on(
     run_id = submit(http, limits={"max_attempts": 1}, staleness={"max_versions": 0})
     hand = Hand(orchestrator)
     set_up(hand)
-    poison = hand.lease(GENERATOR)
-    assert poison is not None
+    poison = hand.leased(GENERATOR)
     hand.fail(poison, "the worker died")
     fresh = hand.work(GENERATOR)
     assert fresh is not None
@@ -131,11 +122,8 @@ def test_an_emptied_broker_loses_nothing(
     with redis.Redis.from_url(valkey_url) as client:
         wait_until(lambda: client.llen("generate.default") == 1)
         client.flushall()
-    assert isinstance(orchestrator.clock, Clock)
-    orchestrator.clock.now += MESSAGE_LOST_S + 1
-    orchestrator.scheduler.wake()
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    orchestrator.pass_time(MESSAGE_LOST_S + 1)
+    lease = hand.leased(GENERATOR)
     assert (lease.input.kind, lease.attempt) == ("prepare", 2)
 
 
@@ -145,33 +133,28 @@ def test_q2_a_retry_is_a_new_message_that_is_due_at_once(
     """Nothing waits in the broker for its time, where a restored message would come twice."""
     submit(http)
     hand = Hand(orchestrator)
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     hand.fail(lease, "no disk left")
     with redis.Redis.from_url(valkey_url) as client:
         wait_until(lambda: client.llen("generate.default") == 1)
         (body,) = cast("list[bytes]", client.lrange("generate.default", 0, -1))
     headers = json.loads(body)["headers"]
     assert (headers["eta"], headers["expires"], headers["retries"]) == (None, None, 0)
-    again = hand.lease(GENERATOR)
-    assert again is not None
+    again = hand.leased(GENERATOR)
     assert (again.job_id, again.attempt) == (lease.job_id, 2)
     assert plausible_output(again) != plausible_output(lease), "each attempt has keys of its own"
 
 
 def test_a_run_survives_a_restart(
-    tmp_path: Path, valkey_url: str, store: S3ObjectStore, database_url: str
+    tmp_path: Path, empty_broker: str, store: S3ObjectStore, database_url: str
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
-    with running_orchestrator(tmp_path, valkey_url, store, database_url=database_url) as first:
+    with running_orchestrator(tmp_path, empty_broker, store, database_url=database_url) as first:
         with httpx.Client(base_url=first.url) as http:
             run_id = submit(http)
         hand = Hand(first)
         set_up(hand)
-        held = hand.lease(GENERATOR)
-    assert held is not None
-    with running_orchestrator(tmp_path, valkey_url, store, database_url=database_url) as second:
+        held = hand.leased(GENERATOR)
+    with running_orchestrator(tmp_path, empty_broker, store, database_url=database_url) as second:
         hand = Hand(second)
         hand.complete(held)
         assert hand.work(TRAINER) is not None

@@ -89,8 +89,7 @@ def test_pause_stops_new_work_and_keeps_what_is_under_way(
     run_id = submit(http)
     hand = Hand(orchestrator)
     set_up(hand)
-    under_way = hand.lease(GENERATOR)
-    assert under_way is not None
+    under_way = hand.leased(GENERATOR)
     assert http.post(f"/v1/runs/{run_id}/pause").json()["status"] == "paused"
     assert http.post(f"/v1/runs/{run_id}/pause").status_code == 200
     void = hand.message(GENERATOR, wait_s=1)
@@ -102,8 +101,7 @@ def test_pause_stops_new_work_and_keeps_what_is_under_way(
     hand.complete(under_way)
     assert hand.message(TRAINER, wait_s=1) is None
     assert http.post(f"/v1/runs/{run_id}/resume").json()["status"] == "running"
-    train = hand.lease(TRAINER)
-    assert train is not None
+    train = hand.leased(TRAINER)
     assert train.input.kind == "train"
 
 
@@ -119,8 +117,7 @@ def hold_a_step(orchestrator: Orchestrator, http: httpx.Client) -> tuple[Hand, L
     hand = Hand(orchestrator)
     set_up(hand)
     hand.work(GENERATOR)
-    first = hand.lease(TRAINER)
-    assert first is not None
+    first = hand.leased(TRAINER)
     hand.work(GENERATOR)
     return hand, first
 
@@ -131,8 +128,7 @@ def test_the_next_step_begins_while_a_computed_one_is_handed_in(
     hand, first = hold_a_step(orchestrator, http)
     assert hand.message(TRAINER, wait_s=0.5) is None
     (waiting,) = computed(orchestrator, first).waiting_rollouts
-    second = hand.lease(TRAINER)
-    assert second is not None
+    second = hand.leased(TRAINER)
     assert isinstance(second.input, TrainInput)
     assert second.input.base_version == 1
     assert {group.rollouts_key for group in second.input.groups} == {waiting}
@@ -167,8 +163,7 @@ def test_cancel_takes_the_jobs_from_their_workers(
     run_id = submit(http)
     hand = Hand(orchestrator)
     set_up(hand)
-    held = hand.lease(GENERATOR)
-    assert held is not None
+    held = hand.leased(GENERATOR)
     assert http.post(f"/v1/runs/{run_id}/cancel").json()["status"] == "cancelled"
     with pytest.raises(LeaseLostError):
         orchestrator.worker.heartbeat(
@@ -189,8 +184,7 @@ def test_retry_goes_on_from_the_last_version(
     set_up(hand)
     hand.work(GENERATOR)
     hand.work(TRAINER)
-    broken = hand.lease(GENERATOR)
-    assert broken is not None
+    hand.leased(GENERATOR)
     http.post(f"/v1/runs/{run_id}/cancel")
     assert http.post(f"/v1/runs/{run_id}/retry").json()["status"] == "running"
     hand.work(GENERATOR)
@@ -206,8 +200,7 @@ def test_a_limit_on_worker_time_ends_the_run(
 ) -> None:
     run_id = submit(http, limits={"max_gpu_seconds": 5})
     hand = Hand(orchestrator)
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     assert isinstance(orchestrator.clock, Clock)
     orchestrator.clock.now += 6
     hand.complete(lease)
@@ -268,8 +261,7 @@ def test_a_skipped_step_is_an_event(orchestrator: Orchestrator, http: httpx.Clie
     hand = Hand(orchestrator)
     set_up(hand)
     hand.work(GENERATOR)
-    lease = hand.lease(TRAINER)
-    assert lease is not None
+    lease = hand.leased(TRAINER)
     output = plausible_output(lease)
     assert output.kind == "train"
     skipped = SkippedStep(reason="the loss is nan", in_a_row=1, batch_key="runs/x/skipped/1.json")

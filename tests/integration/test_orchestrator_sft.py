@@ -18,15 +18,15 @@ from tests.orchestrator import (
     events,
     kinds,
     status,
+    submit_spec,
 )
 from tests.specs import sft_spec_dict
 from tests.waiting import wait_until
 
 
 def submit(http: httpx.Client, **changes: Any) -> str:
-    response = http.post("/v1/runs", json=sft_spec_dict(**changes))
-    assert response.status_code == 201, response.text
-    return response.json()["id"]
+    """Submit a small supervised run with these changes; its id."""
+    return submit_spec(http, sft_spec_dict(**changes))
 
 
 def test_a_whole_run_with_a_trainer_alone(orchestrator: Orchestrator, http: httpx.Client) -> None:
@@ -103,12 +103,10 @@ def test_the_next_step_begins_beside_the_hand_in_of_the_last(
     hand = Hand(orchestrator)
     hand.work(TRAINER)
     hand.work(TRAINER)
-    first = hand.lease(TRAINER)
-    assert first is not None
+    first = hand.leased(TRAINER)
     request = HeartbeatRequest(attempt=first.attempt, worker_id="hand", computed=True)
     orchestrator.worker.heartbeat(first.job_id, request)
-    second = hand.lease(TRAINER)
-    assert second is not None
+    second = hand.leased(TRAINER)
     assert isinstance(second.input, TrainInput)
     assert second.input.base_version == 1
     hand.complete(first)
@@ -120,20 +118,17 @@ def test_pause_resume_and_cancel(orchestrator: Orchestrator, http: httpx.Client)
     hand = Hand(orchestrator)
     hand.work(TRAINER)
     hand.work(TRAINER)
-    step = hand.lease(TRAINER)
-    assert step is not None
+    step = hand.leased(TRAINER)
     assert http.post(f"/v1/runs/{run_id}/pause").json()["status"] == "paused"
     hand.complete(step)
     assert hand.message(TRAINER, wait_s=0.5) is None
     assert http.post(f"/v1/runs/{run_id}/resume").json()["status"] == "running"
-    step = hand.lease(TRAINER)
-    assert step is not None
+    step = hand.leased(TRAINER)
     assert http.post(f"/v1/runs/{run_id}/cancel").json()["status"] == "cancelled"
     with pytest.raises(ConflictError):
         hand.complete(step)
     assert http.post(f"/v1/runs/{run_id}/retry").json()["status"] == "running"
-    again = hand.lease(TRAINER)
-    assert again is not None
+    again = hand.leased(TRAINER)
     assert again.input == step.input
 
 
@@ -142,8 +137,7 @@ def test_bad_data_fails_the_run_before_any_other_work(
 ) -> None:
     run_id = submit(http)
     hand = Hand(orchestrator)
-    lease = hand.lease(TRAINER)
-    assert lease is not None
+    lease = hand.leased(TRAINER)
     hand.fail(lease, "row 3: 'text' is empty: drop the row", permanent=True)
     wait_until(lambda: status(http, run_id) == "failed")
     reason = http.get(f"/v1/runs/{run_id}").json()["status_reason"]

@@ -31,6 +31,7 @@ from tests.orchestrator import (
     set_up,
     status,
     submit,
+    worker_statuses,
 )
 from tests.policies import Reference
 from tests.servers import serve
@@ -38,12 +39,6 @@ from tests.waiting import wait_until
 from tests.weight_proxy import running_proxy
 
 AWAY = "the object store failed on 'runs/x': connection refused"
-
-
-def pass_time(orchestrator: Orchestrator, seconds: float) -> None:
-    assert isinstance(orchestrator.clock, Clock)
-    orchestrator.clock.now += seconds
-    orchestrator.scheduler.wake()
 
 
 def job(orchestrator: Orchestrator, job_id: str) -> JobRow:
@@ -59,14 +54,13 @@ def test_attempts_that_end_in_an_outage_do_not_count_and_the_job_waits_longer_ea
     assert isinstance(orchestrator.clock, Clock)
     waits_s: list[float] = []
     for attempt in range(1, 8):
-        lease = hand.lease(GENERATOR)
-        assert lease is not None
+        lease = hand.leased(GENERATOR)
         assert lease.attempt == attempt
         hand.fail(lease, AWAY, outage=True)
         waiting = job(orchestrator, lease.job_id)
         assert waiting.not_before is not None
         waits_s.append(waiting.not_before - orchestrator.clock.now)
-        pass_time(orchestrator, waits_s[-1])
+        orchestrator.pass_time(waits_s[-1])
     assert waits_s == [2, 2, 4, 8, 16, 32, WAIT_MAX_S]
     last = hand.work(GENERATOR)
     assert last is not None
@@ -80,12 +74,10 @@ def test_a_job_that_waits_for_the_end_of_an_outage_lets_others_go_first(
 ) -> None:
     submit(http)
     hand = Hand(orchestrator)
-    held = hand.lease(GENERATOR)
-    assert held is not None
+    held = hand.leased(GENERATOR)
     hand.fail(held, AWAY, outage=True)
     other = submit(http)
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     assert lease.run_id == other
 
 
@@ -94,12 +86,10 @@ def test_a_clock_that_was_ahead_keeps_no_job_waiting(
 ) -> None:
     submit(http)
     hand = Hand(orchestrator)
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     hand.fail(lease, AWAY, outage=True)
-    pass_time(orchestrator, -3600.0)
-    again = hand.lease(GENERATOR)
-    assert again is not None
+    orchestrator.pass_time(-3600.0)
+    again = hand.leased(GENERATOR)
     assert again.attempt == 2
 
 
@@ -110,16 +100,15 @@ def test_the_log_and_the_diagnosis_say_once_that_a_run_waits_and_that_it_goes_on
     hand = Hand(orchestrator)
     set_up(hand)
     for _ in range(3):
-        for lease in [hand.lease(GENERATOR) for _ in range(2)]:
-            assert lease is not None
+        for lease in [hand.leased(GENERATOR) for _ in range(2)]:
             hand.fail(lease, AWAY, outage=True)
-        pass_time(orchestrator, 8.0)
+        orchestrator.pass_time(8.0)
     for role in (GENERATOR, TRAINER):
         hand.report(role)
     verdict = http.get(f"/v1/runs/{run_id}/diagnosis").json()
     assert verdict["details"]["outage_s"] == 24
     assert verdict["verdict"].startswith("Jobs have waited for 24 s until a part that they need")
-    pass_time(orchestrator, 8.0)
+    orchestrator.pass_time(8.0)
     for _ in range(2):
         assert "outage_ended" not in kinds(http, run_id)
         assert hand.work(GENERATOR) is not None
@@ -136,10 +125,9 @@ def test_attempts_count_again_when_an_outage_lasts_for_more_than_a_day(
     run_id = submit(http, limits={"max_attempts": 1})
     hand = Hand(orchestrator)
     for _ in range(2):
-        lease = hand.lease(GENERATOR)
-        assert lease is not None
+        lease = hand.leased(GENERATOR)
         hand.fail(lease, AWAY, outage=True)
-        pass_time(orchestrator, OUTAGE_MAX_S + 1)
+        orchestrator.pass_time(OUTAGE_MAX_S + 1)
     wait_until(lambda: status(http, run_id) == "failed")
     assert http.get(f"/v1/runs/{run_id}").json()["status_reason"].endswith(AWAY)
 
@@ -154,12 +142,10 @@ def test_an_outage_is_held_against_no_worker(
         hand.report(GENERATOR, hand.worker_id)
     set_up(good)
     for _ in range(4):
-        lease = bad.lease(GENERATOR)
-        assert lease is not None
+        lease = bad.leased(GENERATOR)
         bad.fail(lease, AWAY, outage=True)
         assert good.work(GENERATOR) is not None
-    workers = {w["id"]: w["status"] for w in http.get("/v1/workers").json()["data"]}
-    assert workers == {"good": "alive", "bad": "alive"}
+    assert worker_statuses(http) == {"good": "alive", "bad": "alive"}
 
 
 def test_a_worker_reports_an_outage_as_one_and_takes_no_job_for_a_while(
@@ -186,7 +172,7 @@ def test_a_worker_reports_an_outage_as_one_and_takes_no_job_for_a_while(
 
 
 def test_a_store_that_does_not_answer_is_an_outage_and_a_wrong_key_is_none(
-    s3_settings: ObjectStoreSettings, store: S3ObjectStore
+    s3_settings: ObjectStoreSettings,
 ) -> None:
     nobody = s3_settings.model_copy(update={"endpoint_url": f"http://127.0.0.1:{free_port()}"})
     with pytest.raises(OutageError, match="the object store failed on 'key'"):

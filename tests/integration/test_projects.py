@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import redis
 
 from offbeat.client import OffbeatClient
 from offbeat.contracts.jobs import GenerateOutput
@@ -44,13 +43,11 @@ ADMIN_KEY, WORKER_TOKEN = "admin-key-0123456789", "worker-token-0123456789"
 
 @pytest.fixture
 def orchestrator(
-    tmp_path: Path, database_url: str, valkey_url: str, store: S3ObjectStore
+    tmp_path: Path, database_url: str, empty_broker: str, store: S3ObjectStore
 ) -> Iterator[Orchestrator]:
-    with redis.Redis.from_url(valkey_url) as broker:
-        broker.flushall()
     with running_orchestrator(
         tmp_path,
-        valkey_url,
+        empty_broker,
         store,
         database_url=database_url,
         api_key=ADMIN_KEY,
@@ -153,8 +150,7 @@ def test_a_projects_key_sees_no_ids_of_others_on_the_workers(
     served = ServedVersion(run_id=run_id, version=0, adapter_sha256=SHA)
     report = worker().report.model_copy(update={"serving": (served,)})
     orchestrator.worker.report("hand", WorkerReport.model_validate(report.model_dump()))
-    lease = Hand(orchestrator).lease(GENERATOR)
-    assert lease is not None
+    lease = Hand(orchestrator).leased(GENERATOR)
     seen = [
         (view.report.serving, view.jobs) for client in (a, admin, b) for view in client.workers()
     ]
@@ -255,8 +251,7 @@ def test_a_run_that_fills_its_projects_store_is_paused(
     hand = Hand(orchestrator)
     assert [hand.work(GENERATOR) is None, hand.work(TRAINER) is None] == [False, False]
     assert projects.show("a").use.stored_bytes == 110
-    lease = hand.lease(GENERATOR)
-    assert lease is not None
+    lease = hand.leased(GENERATOR)
     output = plausible_output(lease)
     assert isinstance(output, GenerateOutput)
     request = CompleteRequest(
@@ -287,10 +282,10 @@ def test_a_project_at_its_jobs_in_flight_gives_its_turn_away(
     of_a = {a.submit(spec_dict()).id for _ in range(2)}
     wait_until(lambda: projects.show("a").use.jobs_in_flight == 1)
     of_b = b.submit(spec_dict()).id
-    leases = [hand.lease(GENERATOR), hand.lease(GENERATOR)]
-    assert {lease.run_id for lease in leases if lease} - of_a == {of_b}
+    leases = [hand.leased(GENERATOR), hand.leased(GENERATOR)]
+    assert {lease.run_id for lease in leases} - of_a == {of_b}
     assert hand.lease(GENERATOR, wait_s=1) is None
-    first = next(lease for lease in leases if lease and lease.run_id in of_a)
+    first = next(lease for lease in leases if lease.run_id in of_a)
     hand.complete(first)
     wait_until(lambda: projects.show("a").use.jobs_in_flight == 1)
 

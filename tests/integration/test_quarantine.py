@@ -14,7 +14,6 @@ from services.orchestrator.state import WORKER_LOST_S
 from tests.orchestrator import (
     GENERATOR,
     TRAINER,
-    Clock,
     Hand,
     Orchestrator,
     events,
@@ -22,6 +21,7 @@ from tests.orchestrator import (
     set_up,
     status,
     submit,
+    worker_statuses,
 )
 from tests.waiting import wait_until
 
@@ -42,30 +42,18 @@ def bad(orchestrator: Orchestrator) -> Hand:
     return hand
 
 
-def pass_time(orchestrator: Orchestrator, seconds: float) -> None:
-    assert isinstance(orchestrator.clock, Clock)
-    orchestrator.clock.now += seconds
-    orchestrator.scheduler.wake()
-
-
 def workers(http: httpx.Client) -> dict[str, dict[str, object]]:
     return {worker["id"]: worker for worker in http.get("/v1/workers").json()["data"]}
 
 
-def statuses(http: httpx.Client) -> dict[str, object]:
-    return {worker_id: worker["status"] for worker_id, worker in workers(http).items()}
-
-
 def fail_three_where_good_does_three(good: Hand, bad: Hand) -> None:
     """The fourth failure comes after the successes, and is the one that is judged."""
-    held = [bad.lease(GENERATOR) for _ in range(2)]
+    held = [bad.leased(GENERATOR) for _ in range(2)]
     for lease in held:
-        assert lease is not None
         bad.fail(lease, "no disk left")
     for _ in range(3):
         assert good.work(GENERATOR) is not None
-    last = bad.lease(GENERATOR)
-    assert last is not None
+    last = bad.leased(GENERATOR)
     bad.fail(last, "no disk left")
 
 
@@ -87,16 +75,15 @@ def test_a_quarantine_holds_jobs_back_and_ends_by_itself(
     with pytest.raises(HeldBackError, match="in quarantine for 30 s") as held_back:
         orchestrator.worker.lease(message.job_id, request)
     assert held_back.value.retry_after_s == FIRST_QUARANTINE_S
-    taken = good.lease(GENERATOR)
-    while taken is not None and taken.job_id != message.job_id:
+    taken = good.leased(GENERATOR)
+    while taken.job_id != message.job_id:
         good.complete(taken)
-        taken = good.lease(GENERATOR)
-    assert taken is not None, "the message came back"
+        taken = good.leased(GENERATOR)
     assert taken.attempt == message.attempt
 
-    pass_time(orchestrator, FIRST_QUARANTINE_S)
+    orchestrator.pass_time(FIRST_QUARANTINE_S)
     bad.report(GENERATOR, "bad")
-    assert statuses(http)["bad"] == "alive"
+    assert worker_statuses(http)["bad"] == "alive"
     assert bad.work(GENERATOR) is not None
     log = kinds(http, run_id)
     assert log.count("worker_quarantined") == 1
@@ -109,9 +96,8 @@ def test_who_fails_again_after_a_quarantine_gets_twice_as_long(
     run_id = submit(http, **LONG)
     set_up(good)
     fail_three_where_good_does_three(good, bad)
-    pass_time(orchestrator, FIRST_QUARANTINE_S)
-    again = bad.lease(GENERATOR)
-    assert again is not None
+    orchestrator.pass_time(FIRST_QUARANTINE_S)
+    again = bad.leased(GENERATOR)
     bad.fail(again, "no disk left")
     said = [e["message"] for e in events(http, run_id) if e["kind"] == "worker_quarantined"]
     assert [message.split(":")[0] for message in said] == [
@@ -136,11 +122,11 @@ def test_versions_that_only_one_worker_refuses_are_its_own_fault(
     reason = workers(http)["bad"]["quarantine"]
     assert isinstance(reason, dict)
     assert reason["reason"] == "it failed 3 times in a row (serve) at what others do well"
-    assert statuses(http)["good"] == "alive"
+    assert worker_statuses(http)["good"] == "alive"
 
 
 def test_a_run_that_crashes_every_worker_takes_none_from_the_others(
-    orchestrator: Orchestrator, http: httpx.Client, good: Hand, bad: Hand
+    http: httpx.Client, good: Hand, bad: Hand
 ) -> None:
     """Invariant 5: both runs are on the same two workers."""
     poison, healthy = submit(http, limits={"max_attempts": 9}), submit(http, **LONG)
@@ -158,17 +144,16 @@ def test_a_run_that_crashes_every_worker_takes_none_from_the_others(
                 else:
                     hand.complete(lease)
                     done[hand.worker_id] += 1
-    assert statuses(http) == {"good": "alive", "bad": "alive"}
+    assert worker_statuses(http) == {"good": "alive", "bad": "alive"}
     assert "worker_quarantined" not in kinds(http, poison) + kinds(http, healthy)
     assert "job_requeued" not in kinds(http, healthy)
 
 
 def test_a_job_is_tried_by_another_worker_before_the_one_that_failed_it(
-    orchestrator: Orchestrator, http: httpx.Client, good: Hand, bad: Hand
+    http: httpx.Client, good: Hand, bad: Hand
 ) -> None:
     submit(http, limits={"max_attempts": 2})
-    lease = bad.lease(GENERATOR)
-    assert lease is not None
+    lease = bad.leased(GENERATOR)
     bad.fail(lease, "no disk left")
     with pytest.raises(HeldBackError, match="has failed job"):
         bad.lease(GENERATOR)
@@ -177,12 +162,9 @@ def test_a_job_is_tried_by_another_worker_before_the_one_that_failed_it(
     assert again.attempt == 2
 
 
-def test_a_worker_that_is_alone_may_try_again(
-    orchestrator: Orchestrator, http: httpx.Client, bad: Hand
-) -> None:
+def test_a_worker_that_is_alone_may_try_again(http: httpx.Client, bad: Hand) -> None:
     submit(http)
-    lease = bad.lease(GENERATOR)
-    assert lease is not None
+    lease = bad.leased(GENERATOR)
     bad.fail(lease, "the network was away")
     assert bad.work(GENERATOR) is not None
 
@@ -195,8 +177,7 @@ def test_a_message_that_is_handed_back_is_sent_again_at_once(
     assert message is not None
     request = ReleaseRequest(attempt=message.attempt, worker_id="leaver")
     orchestrator.worker.release(message.job_id, request)
-    lease = good.lease(GENERATOR)
-    assert lease is not None
+    lease = good.leased(GENERATOR)
     assert (lease.job_id, lease.attempt) == (message.job_id, 1)
 
 
@@ -206,7 +187,7 @@ def test_x3_a_run_says_that_all_generators_are_gone_and_that_one_came(
     run_id = submit(http)
     good.report(TRAINER, "trainer")
     set_up(good)
-    pass_time(orchestrator, WORKER_LOST_S)
+    orchestrator.pass_time(WORKER_LOST_S)
     good.report(TRAINER, "trainer")
     wait_until(lambda: "no_worker" in kinds(http, run_id))
     (event,) = [e for e in events(http, run_id) if e["kind"] == "no_worker"]

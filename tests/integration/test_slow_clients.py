@@ -29,7 +29,7 @@ SENDS_MAX = 1000
 
 
 class Hasty(BoundedConnection):
-    patience_s = 0.3
+    patience_s = 1.0
 
 
 @contextmanager
@@ -58,6 +58,21 @@ def served(
 
 def connect(url: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), timeout=READ_S)
+
+
+def check_answers(url: str) -> None:
+    """The service is there for others. A hasty one may also lose a client that is slow by
+    accident, which then asks again."""
+
+    def answers() -> bool:
+        try:
+            response = httpx.post(f"{url}/echo", json=[1], timeout=READ_S)
+        except httpx.TransportError:
+            return False
+        assert response.json() == [1]
+        return True
+
+    wait_until(answers)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -94,7 +109,7 @@ def test_headers_that_do_not_end_lose_the_connection(sent: bytes) -> None:
     with served() as url, connect(url) as connection:
         connection.sendall(sent)
         assert read_all(connection) == b""
-        assert httpx.post(f"{url}/echo", json=[1], timeout=READ_S).json() == [1]
+        check_answers(url)
 
 
 def test_a_byte_of_a_header_now_and_then_does_not_help() -> None:
@@ -109,7 +124,7 @@ def test_a_body_that_does_not_come_gets_408_and_then_loses_the_connection() -> N
         answer = read_all(connection).decode()
         assert answer.startswith("HTTP/1.1 408 ")
         assert "the body was not whole after 0.3 s: send it faster" in answer
-        assert httpx.post(f"{url}/echo", json=[1], timeout=READ_S).json() == [1]
+        check_answers(url)
 
 
 def test_chunks_without_end_get_413_and_then_lose_the_connection() -> None:
@@ -126,7 +141,7 @@ def test_chunks_without_end_get_413_and_then_lose_the_connection() -> None:
             "send its address",
         )
         assert trickle(connection, chunk) < SENDS_MAX
-        assert httpx.post(f"{url}/echo", json=[1], timeout=READ_S).json() == [1]
+        check_answers(url)
 
 
 def test_bodies_held_at_once_are_bounded() -> None:

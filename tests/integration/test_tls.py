@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import redis
 from kombu.exceptions import OperationalError
 from pydantic import SecretStr
 
@@ -132,11 +131,10 @@ def cli(url: str, ca_file: Path | None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("empty_broker")
 def test_the_broker_is_reached_over_tls_and_its_certificate_is_checked(
-    queue: QueueSettings, other_pems: Certificate, valkey_url: str
+    queue: QueueSettings, other_pems: Certificate
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as plain:
-        plain.flushall()
     broker = CeleryBroker(create_celery(queue, "test"))
     broker.send(JobKind.TRAIN, "default", JobMessage(job_id="job-1", attempt=1))
     assert broker.depth(WorkerRole.TRAINER, "default") == 1

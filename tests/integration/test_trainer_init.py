@@ -1,7 +1,6 @@
 """What version 0 may start from."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +15,11 @@ from offbeat.errors import PermanentJobError
 from offbeat.objects import S3ObjectStore
 from services.trainer.publish import Trainer
 from tests.specs import spec
-from tests.trainer import Run, Sample, trainer_on
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.trainer import Run, Sample
+from tests.weight_proxy import RunningProxy
 
 LINEAR_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 GROUP = [Sample(ids=(20, 21), reward=1.0), Sample(ids=(30,), reward=0.0)]
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
-
-
-@pytest.fixture
-def trainer(tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy) -> Trainer:
-    return trainer_on(tiny_model, store, proxy.client)
 
 
 @pytest.fixture

@@ -1,11 +1,6 @@
 """Jobs of the trainer through its front door: real store, real weight-proxy, a tiny real model."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 import torch
@@ -13,81 +8,36 @@ from safetensors.torch import load
 
 from offbeat import keys
 from offbeat.algorithms.packing import PackedBatch, Row
-from offbeat.contracts.jobs import ReadyGroup, TrainInput
-from offbeat.contracts.leases import Lease
-from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.jobs import TrainInput
 from offbeat.contracts.weights import ADAPTER_FILES, ADAPTER_WEIGHTS, Manifest
-from offbeat.errors import (
-    IntegrityError,
-    LeaseLostError,
-    PermanentJobError,
-    UnavailableError,
-    WorkerError,
-)
+from offbeat.errors import IntegrityError, PermanentJobError, WorkerError
 from offbeat.objects import S3ObjectStore
-from offbeat.settings import ObjectStoreSettings
 from offbeat.tables import decode_rollouts, encode_rollouts
-from offbeat.worker import HandIn, JobContext
 from services.trainer.checkpoint import STATE_TENSORS
 from services.trainer.faithful import unscored
 from services.trainer.publish import Trainer
-from services.trainer.run import train
 from tests.specs import spec
-from tests.trainer import PROMPT_IDS, Run, Sample, finished, trainer_on
-from tests.waiting import wait_until
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.trainer import (
+    BAD,
+    GOOD,
+    PROMPT_IDS,
+    STEP_GROUPS,
+    Run,
+    Sample,
+    hashes,
+    new_run,
+    new_run_like,
+    steps,
+    trainer_on,
+)
+from tests.weight_proxy import RunningProxy
 
-GOOD, BAD, WORSE = (20, 21, 22), (30, 31), (40,)
 HEADER_BYTES_MAX = 20_000
 """Names and shapes of the tiny adapter's tensors, four times over."""
-STEP_GROUPS = [
-    [Sample(ids=GOOD, reward=1.0), Sample(ids=BAD, reward=0.0)],
-    [Sample(ids=BAD, reward=0.0), Sample(ids=WORSE, reward=0.5), Sample(ids=GOOD, reward=1.0)],
-]
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
-
-
-@pytest.fixture
-def trainer(tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy) -> Trainer:
-    return trainer_on(tiny_model, store, proxy.client)
-
-
-@pytest.fixture
-def run(store: S3ObjectStore, proxy: RunningProxy) -> Run:
-    return new_run(store, proxy, spec(train={"steps": 4}))
-
-
-def new_run(store: S3ObjectStore, proxy: RunningProxy, spec: RunSpec) -> Run:
-    run_id = f"run-{uuid4().hex[:10]}"
-    return Run(run_id=run_id, spec=spec, store=store, proxy=proxy.client)
-
-
-def new_run_like(run: Run) -> Run:
-    return replace(run, run_id=f"run-{uuid4().hex[:10]}")
-
-
-def hashes(manifest: Manifest) -> dict[str, str]:
-    return {file.name: file.sha256 for file in manifest.files}
 
 
 def tensors(run: Run, manifest: Manifest, name: str = ADAPTER_WEIGHTS) -> dict[str, torch.Tensor]:
     return load(run.store.get(keys.version_file(manifest, name)))
-
-
-def steps(run: Run, trainer: Trainer, first: int, last: int) -> list[Manifest]:
-    """Versions first + 1 .. last, each from rollouts of the version before it."""
-    made: list[Manifest] = []
-    for base_version in range(first, last):
-        parent = run.proxy.version(run.run_id, base_version)
-        assert parent is not None
-        groups = run.put_groups(parent.manifest, STEP_GROUPS, name=f"generate-{base_version}")
-        made.append(run.train(trainer, base_version, groups))
-    return made
 
 
 def test_the_same_state_and_rollouts_give_the_same_bytes(
@@ -166,187 +116,7 @@ def test_p5_a_version_is_small(run: Run, trainer: Trainer) -> None:
     assert whole <= 4 * parameter_bytes + HEADER_BYTES_MAX
 
 
-def test_a_published_version_is_adopted_without_work(run: Run, trainer: Trainer) -> None:
-    """An attempt died between its publish and its report: the next one only reports."""
-    version_0 = run.init(trainer)
-    groups = run.put_groups(version_0, STEP_GROUPS)
-    first = run.train(trainer, 0, groups)
-    run.store.put(groups[0].rollouts_key, b"would fail to decode")
-    assert run.train(trainer, 0, groups, attempt=2) == first
-    assert run.init(trainer, job_id="init-again") == version_0
-
-
-class Interrupted(JobContext):
-    """Does something in the middle of the job: at the first check between units of work."""
-
-    def __init__(self, lease: Lease, interruption: Callable[[], object]) -> None:
-        super().__init__(lease)
-        self.interruption: Callable[[], object] | None = interruption
-
-    def check(self) -> None:
-        if self.interruption is not None:
-            interruption, self.interruption = self.interruption, None
-            interruption()
-        super().check()
-
-
-def test_a_state_that_is_still_in_memory_is_not_fetched(run: Run, trainer: Trainer) -> None:
-    """The next job of the run finds base model, masters and moments where it left them."""
-    version_0 = run.init(trainer)
-    run.store.put(keys.version_file(version_0, STATE_TENSORS), b"would be refused")
-    assert run.train(trainer, 0, run.put_groups(version_0, STEP_GROUPS)).version == 1
-
-
-def test_a_trainer_that_comes_second_goes_on_from_the_winner(
-    run: Run, trainer: Trainer, tiny_model: Path
-) -> None:
-    """The late one drops its own state: its next step equals the winner's next step."""
-    other = trainer_on(tiny_model, run.store, run.proxy)
-    groups = run.put_groups(run.init(trainer), STEP_GROUPS)
-    late_groups = run.put_groups(run.init(trainer), [STEP_GROUPS[0]], name="late")
-    won: list[Manifest] = []
-    context = Interrupted(
-        run.train_lease(0, late_groups, "late"),
-        lambda: won.append(run.train(other, 0, groups, job_id="winner")),
-    )
-    assert finished(train(context, trainer)) == won[0]
-    assert won[0].job_id == "winner"
-    next_groups = run.put_groups(won[0], STEP_GROUPS, name="generate-1")
-    after = run.train(trainer, 1, next_groups)
-    twin = new_run_like(run)
-    twin.init(other)
-    steps(twin, other, 0, 1)
-    assert hashes(after) == hashes(steps(twin, other, 1, 2)[0])
-
-
-def test_a_job_that_was_taken_away_publishes_nothing_and_the_next_attempt_is_undisturbed(
-    run: Run, trainer: Trainer, tiny_model: Path
-) -> None:
-    groups = run.put_groups(run.init(trainer), STEP_GROUPS)
-    context = JobContext(run.train_lease(0, groups))
-    context.revoke()
-    with pytest.raises(LeaseLostError):
-        train(context, trainer)
-    assert run.proxy.version(run.run_id, 1) is None
-    assert_same_step(run, trainer, groups, tiny_model)
-
-
-def test_the_next_step_starts_while_its_parent_is_handed_in(
-    run: Run, trainer: Trainer, tiny_model: Path
-) -> None:
-    """The versions are those of a trainer that publishes each step before the next."""
-    version_0 = run.init(trainer)
-    groups = run.put_groups(version_0, STEP_GROUPS)
-    late_groups = run.put_groups(version_0, STEP_GROUPS, name="late")
-    first = train(JobContext(run.train_lease(0, groups)), trainer)
-    second = train(JobContext(run.train_lease(1, late_groups)), trainer)
-    assert run.proxy.version(run.run_id, 1) is None
-    overlapped = [finished(first), finished(second)]
-    twin, other = new_run_like(run), trainer_on(tiny_model, run.store, run.proxy)
-    version_0 = twin.init(other)
-    plain = [twin.train(other, 0, twin.put_groups(version_0, STEP_GROUPS))]
-    plain += [twin.train(other, 1, twin.put_groups(version_0, STEP_GROUPS, name="late"))]
-    assert [hashes(manifest) for manifest in overlapped] == [hashes(one) for one in plain]
-
-
-def test_x5_a_step_whose_parent_was_never_published_is_not_published(
-    run: Run, trainer: Trainer
-) -> None:
-    version_0 = run.init(trainer)
-    lost = train(JobContext(run.train_lease(0, run.put_groups(version_0, STEP_GROUPS))), trainer)
-    assert isinstance(lost, HandIn)
-    orphan = train(
-        JobContext(run.train_lease(1, run.put_groups(version_0, STEP_GROUPS, name="late"))), trainer
-    )
-    with pytest.raises(WorkerError, match="was not published: the step is taken again"):
-        finished(orphan)
-    assert run.proxy.version(run.run_id, 2) is None
-
-
-def test_a_step_whose_parent_lost_to_another_version_is_not_published(
-    run: Run, trainer: Trainer, tiny_model: Path
-) -> None:
-    version_0 = run.init(trainer)
-    groups = run.put_groups(version_0, STEP_GROUPS)
-    others = run.put_groups(version_0, [STEP_GROUPS[0]], name="others")
-    loser = train(JobContext(run.train_lease(0, others, "loser")), trainer)
-    orphan = train(JobContext(run.train_lease(1, groups)), trainer)
-    winner = run.train(trainer_on(tiny_model, run.store, run.proxy), 0, groups, job_id="winner")
-    assert finished(loser) == winner
-    with pytest.raises(WorkerError, match="was not published"):
-        finished(orphan)
-
-
-def test_rollouts_that_wait_for_the_next_step_are_fetched_beside_this_one(
-    run: Run, tiny_model: Path, s3_settings: ObjectStoreSettings
-) -> None:
-    store = CountingStore.connect(s3_settings)
-    assert isinstance(store, CountingStore)
-    trainer = trainer_on(tiny_model, store, run.proxy)
-    version_0 = run.init(trainer)
-    groups = run.put_groups(version_0, STEP_GROUPS)
-    waiting = run.put_groups(version_0, STEP_GROUPS, name="late")
-    key = waiting[0].rollouts_key
-    context = JobContext(run.train_lease(0, groups))
-    context.waiting_rollouts = (key,)
-    finished(train(context, trainer))
-    wait_until(lambda: store.reads[key] == 1)
-    run.train(trainer, 1, waiting)
-    assert store.reads[key] == 1
-
-
-class CountingStore(S3ObjectStore):
-    """A store that counts how often each object is read."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.reads: Counter[str] = Counter()
-
-    def get(self, key: str) -> bytes:
-        self.reads[key] += 1
-        return super().get(key)
-
-
-class FailingStore(S3ObjectStore):
-    """A store that stops taking objects at some moment."""
-
-    is_down = False
-
-    def put(self, key: str, body: bytes) -> None:
-        if self.is_down:
-            raise UnavailableError("the store is down")
-        super().put(key, body)
-
-
-def test_a_step_whose_upload_failed_can_be_repeated(
-    run: Run, tiny_model: Path, s3_settings: ObjectStoreSettings
-) -> None:
-    """The optimizer had moved, but nobody may ever see it: memory still holds the parent."""
-    store = FailingStore.connect(s3_settings)
-    assert isinstance(store, FailingStore)
-    trainer = trainer_on(tiny_model, store, run.proxy)
-    groups = run.put_groups(run.init(trainer), STEP_GROUPS)
-    store.is_down = True
-    with pytest.raises(UnavailableError, match="the store is down"):
-        run.train(trainer, 0, groups)
-    store.is_down = False
-    assert_same_step(run, trainer, groups, tiny_model)
-
-
-def assert_same_step(
-    run: Run, trainer: Trainer, groups: Sequence[ReadyGroup], tiny_model: Path
-) -> None:
-    """The next attempt makes what a trainer without a history makes of a twin run."""
-    made = run.train(trainer, 0, groups, attempt=2)
-    twin = new_run_like(run)
-    fresh = trainer_on(tiny_model, run.store, run.proxy)
-    twin.init(fresh)
-    assert hashes(made) == hashes(steps(twin, fresh, 0, 1)[0])
-
-
-def test_groups_of_an_unknown_policy_are_refused_and_named(
-    run: Run, trainer: Trainer, tiny_model: Path
-) -> None:
+def test_groups_of_an_unknown_policy_are_refused_and_named(run: Run, trainer: Trainer) -> None:
     """Invariant 2: the step equals the one over the other groups alone."""
     version_0 = run.init(trainer)
     known = run.put_groups(version_0, STEP_GROUPS)

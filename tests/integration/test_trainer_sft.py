@@ -1,6 +1,6 @@
 """A supervised run, job by job: a real store, a real weight-proxy, a tiny real model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,10 @@ from services.trainer.run import init, replay, train
 from services.trainer.sft_tokenize import tokenize
 from tests.specs import sft_spec_dict, spec
 from tests.tiny_model import write_tiny_model
-from tests.trainer import Run, Sample, finished, lease_of, trainer_on
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.trainer import Run, Sample, finished, hashes, lease_of, trainer_on
+from tests.weight_proxy import RunningProxy
 
 EVALUATED: dict[str, Any] = {"data": {"eval_size": 2}, "eval": {"every_steps": 2}}
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +88,6 @@ def new_run(proxy: RunningProxy) -> Callable[..., SftRun]:
         return SftRun(run_id=run_id, spec=spec, proxy=proxy.client)
 
     return make
-
-
-def hashes(manifest: Manifest) -> dict[str, str]:
-    return {file.name: file.sha256 for file in manifest.files}
 
 
 def test_the_data_becomes_two_tables(

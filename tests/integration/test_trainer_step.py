@@ -1,7 +1,7 @@
 """The step's numbers against the plain computation: one sample at a time, with full logits."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 
@@ -19,10 +19,9 @@ from offbeat.objects import S3ObjectStore
 from services.trainer.checkpoint import STATE_TENSORS
 from services.trainer.publish import Trainer
 from tests.specs import spec
-from tests.trainer import PROMPT_IDS, Run, Sample, trainer_on
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.trainer import BAD, GOOD, PROMPT_IDS, WORSE, Run, Sample, trainer_on
+from tests.weight_proxy import RunningProxy
 
-GOOD, BAD, WORSE = (20, 21, 22), (30, 31), (40,)
 GROUPS = [
     [
         Sample(ids=GOOD, reward=1.0, logprobs=(-5.0, -5.5, -6.0)),
@@ -42,17 +41,6 @@ LONG_PROMPT = tuple(range(100, 160))
 LENGTHS = [3, 2, 2, 1, 3, 2, 1, 2]
 LENGTH_MAX = 4
 TEMPERATURE = 0.8
-
-
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
-
-
-@pytest.fixture
-def trainer(tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy) -> Trainer:
-    return trainer_on(tiny_model, store, proxy.client)
 
 
 def run_of(run_id: str, spec: RunSpec, store: S3ObjectStore, proxy: RunningProxy) -> Run:

@@ -3,7 +3,6 @@ becomes of an adapter between load and unload."""
 
 import json
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
@@ -22,7 +21,7 @@ from offbeat.errors import (
     UnavailableError,
 )
 from services.generator.engines.vllm_command import AdapterLimits
-from tests.fake_vllm import FakeVllm, running_vllm
+from tests.fake_vllm import running_vllm
 from tests.policies import Reference, policy_tensors, write_policy
 from tests.servers import serve
 from tests.vllm_engine import (
@@ -30,23 +29,8 @@ from tests.vllm_engine import (
     ONE,
     PROMPT,
     VllmSetting,
-    checked_engine,
     flat,
 )
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model: Path) -> Iterator[tuple[FakeVllm, str]]:
-    with running_vllm(tiny_model) as running:
-        yield running
-
-
-@pytest.fixture
-def setting(
-    server: tuple[FakeVllm, str], tiny_model: Path, tmp_path: Path
-) -> Iterator[VllmSetting]:
-    with checked_engine(*server, tiny_model, tmp_path) as setting:
-        yield setting
 
 
 def test_w3_a_load_that_is_not_listed_is_refused(setting: VllmSetting) -> None:

@@ -1,8 +1,6 @@
 """The vLLM engine over HTTP, against a fake server that really computes with the adapters."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from offbeat.errors import (
     UnavailableError,
 )
 from services.generator.engines.base import SampleRequest, Sampling
-from tests.fake_vllm import FakeVllm, running_vllm
+from tests.fake_vllm import running_vllm
 from tests.policies import Reference, policy_tensors
 from tests.vllm_engine import (
     GREEDY,
@@ -23,24 +21,9 @@ from tests.vllm_engine import (
     REQUESTS,
     SAMPLED,
     VllmSetting,
-    checked_engine,
     flat,
 )
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model: Path) -> Iterator[tuple[FakeVllm, str]]:
-    with running_vllm(tiny_model) as running:
-        yield running
-
-
-@pytest.fixture
-def setting(
-    server: tuple[FakeVllm, str], tiny_model: Path, tmp_path: Path
-) -> Iterator[VllmSetting]:
-    with checked_engine(*server, tiny_model, tmp_path) as setting:
-        yield setting
 
 
 def test_ids_and_logprobs_are_those_of_the_policy(setting: VllmSetting) -> None:
@@ -187,7 +170,7 @@ def test_an_engine_that_dies_fails_what_is_in_flight(setting: VllmSetting) -> No
     slow.close()
 
 
-def test_a_server_that_is_gone_is_not_answering(setting: VllmSetting, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_is_not_answering(setting: VllmSetting) -> None:
     with running_vllm(setting.model_folder) as (_, url):
         engine = setting.another_engine(url, start_timeout_s=0.1)
         engine.load("run-v0", setting.policy(0))

@@ -1,32 +1,14 @@
 """What the vLLM engine checks of a server before it uses it, and the flag that it names."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offbeat.errors import (
-    IntegrityError,
-    PermanentJobError,
-)
-from tests.fake_vllm import FakeVllm, running_vllm
-from tests.vllm_engine import REQUESTS, SAMPLED, VllmSetting, checked_engine, flat
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model: Path) -> Iterator[tuple[FakeVllm, str]]:
-    with running_vllm(tiny_model) as running:
-        yield running
-
-
-@pytest.fixture
-def setting(
-    server: tuple[FakeVllm, str], tiny_model: Path, tmp_path: Path
-) -> Iterator[VllmSetting]:
-    with checked_engine(*server, tiny_model, tmp_path) as setting:
-        yield setting
+from offbeat.errors import IntegrityError, PermanentJobError
+from tests.vllm_engine import REQUESTS, SAMPLED, VllmSetting, flat
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -80,7 +62,7 @@ def test_a_server_that_is_starting_is_waited_for(setting: VllmSetting) -> None:
     engine = setting.another_engine(start_timeout_s=60.0)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(engine.load, "run-v0", setting.policy(0))
-        assert not loading.done()
+        wait_until(lambda: setting.fake.unready_answers >= 2)
         setting.fake.starting = False
         loading.result()
     assert engine.loaded() == {"run-v0"}

@@ -15,11 +15,11 @@ from services.generator.engines.base import SampleRequest, Sampling
 from services.generator.engines.vllm import VllmEngine
 from services.generator.events import Events
 from services.generator.weights import RunPolicies
-from tests.fake_vllm import FakeVllm, running_vllm
+from tests.fake_vllm import FakeVllm
 from tests.policies import PROMPT_IDS, Reference, upload_policy
 from tests.vllm_engine import MODEL, vllm_engine
 from tests.waiting import wait_until
-from tests.weight_proxy import RunningProxy, running_proxy
+from tests.weight_proxy import RunningProxy
 
 SPARE_MAX = 1
 GREEDY = Sampling(max_new_tokens=8, temperature=0.0)
@@ -27,20 +27,8 @@ REQUESTS = [SampleRequest(prompt_ids=PROMPT_IDS, seeds=(0,))]
 
 
 @pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def reference(tiny_model: Path) -> Reference:
     return Reference(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model: Path) -> Iterator[tuple[FakeVllm, str]]:
-    with running_vllm(tiny_model) as running:
-        yield running
 
 
 @dataclass(kw_only=True)
@@ -111,12 +99,12 @@ def setting(
     proxy: RunningProxy,
     store: S3ObjectStore,
     reference: Reference,
-    server: tuple[FakeVllm, str],
+    vllm_server: tuple[FakeVllm, str],
     tiny_model: Path,
     tmp_path: Path,
     run_id: str,
 ) -> Iterator[Setting]:
-    fake, url = server
+    fake, url = vllm_server
     fake.reset()
     setting = Setting(
         run_id=run_id,

@@ -26,12 +26,6 @@ from tests.waiting import wait_until
 from tests.weight_proxy import RunningProxy, running_proxy
 
 
-@pytest.fixture(scope="module")
-def proxy(store: S3ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    with running_proxy(store, tmp_path_factory.mktemp("proxy")) as running:
-        yield running
-
-
 def weights_url(proxy: RunningProxy, run_id: str) -> str:
     return f"{proxy.url}/v1/runs/{run_id}/weights"
 

@@ -1,5 +1,6 @@
 """Stacks that are started at the same time."""
 
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from threading import Barrier
 import httpx
 import pytest
 
+from scripts.processes import PortTakenError
 from scripts.stack import Stack, StackOptions, running_stack
 
 pytestmark = pytest.mark.system
@@ -45,3 +47,14 @@ def test_stacks_that_start_at_once_have_ports_of_their_own(tmp_path: Path) -> No
             for stack in stacks
         ]
     assert answers == [[200, 401], [401, 200]]
+
+
+@pytest.mark.parametrize("name", ["orchestrator", "weight_proxy", "redis", "s3"])
+def test_a_stack_says_that_a_port_it_chose_was_taken_since(tmp_path: Path, name: str) -> None:
+    stack = Stack(StackOptions(data_dir=tmp_path, generators=0, trainers=0))
+    address = httpx.URL(getattr(stack.addresses, name))
+    with ExitStack() as cleanup:
+        cleanup.enter_context(socket.create_server((address.host, address.port or 0)))
+        cleanup.callback(stack.stop)
+        with pytest.raises(PortTakenError, match=r"(?i)address already in use"):
+            stack.start(sys.stdout)

@@ -4,7 +4,7 @@ import pytest
 
 from offbeat.contracts.runs import MetricPoint, MetricSeries
 from scripts.bench.matmul import Layers
-from scripts.gpu_check import DRY_SIZE, card_of, figures, spec_of
+from scripts.gpu_check import DRY_SIZE, Figures, card_of, figures, spec_of
 
 LAYERS = Layers(linears=((4, 8),), num_blocks=2, head=(10, 4))
 SERIES = {
@@ -27,6 +27,19 @@ def _metrics() -> MetricSeries:
     )
 
 
+def _found(device: str, engine: str) -> Figures:
+    return figures(
+        device=device,
+        engine=engine,
+        spec=spec_of(DRY_SIZE),
+        metrics=_metrics(),
+        events=[],
+        wall_s=20.0,
+        layers=LAYERS,
+        measured_bytes=5,
+    )
+
+
 @pytest.mark.parametrize(
     ("device", "card"),
     [
@@ -42,16 +55,7 @@ def test_a_card_is_known_by_the_name_that_cuda_gives_it(device: str, card: str |
 
 
 def test_rates_leave_out_the_first_step_and_mfu_counts_what_a_step_multiplies() -> None:
-    found = figures(
-        device="NVIDIA H200",
-        engine="vllm",
-        spec=spec_of(DRY_SIZE),
-        metrics=_metrics(),
-        events=[],
-        wall_s=20.0,
-        layers=LAYERS,
-        measured_bytes=5,
-    )
+    found = _found("NVIDIA H200", "vllm")
     # A token: 2 blocks × (2 × 4 × 8 + 3 × 16 × (4 + 8)) = 1,280 products; the head: 2 × 10 × 4.
     flops = 2 * (1280 * 300 + 80 * 100)
     assert found.step_s == 2.0
@@ -64,14 +68,5 @@ def test_rates_leave_out_the_first_step_and_mfu_counts_what_a_step_multiplies() 
 
 
 def test_a_cpu_has_no_peak_and_no_plan() -> None:
-    found = figures(
-        device="cpu",
-        engine="transformers",
-        spec=spec_of(DRY_SIZE),
-        metrics=_metrics(),
-        events=[],
-        wall_s=20.0,
-        layers=LAYERS,
-        measured_bytes=5,
-    )
+    found = _found("cpu", "transformers")
     assert (found.mfu, found.planned_bytes) == (None, None)
