@@ -15,7 +15,7 @@ TORCH ?= cpu
 # More for docker build, as --build-arg BASE=… or --secret id=pip,src=FILE.
 BUILD_FLAGS ?=
 
-.PHONY: help install demo up test test-vllm fuzz chaos images secrets compose-test gpu-check k8s-test lint format bench-trainer bench-learning bench-sync bench-generator bench-scale clean
+.PHONY: help install demo up test test-vllm fuzz chaos images secrets compose-test gpu-check k8s-test lint format bench-trainer bench-learning bench-sync bench-generator bench-scale bench-fsdp bench-nodes clean
 
 help: ## list the commands
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -107,6 +107,12 @@ bench-generator: install ## measure generation against transformers' own
 
 bench-scale: install ## measure the services under a thousand simulated generators
 	$(BIN)/python -m scripts.bench_scale --data-dir $(DATA_DIR)
+
+bench-fsdp: install ## measure a step on several ranks, and TRL's
+	$(BIN)/python -m scripts.bench_fsdp --data-dir $(DATA_DIR)
+
+bench-nodes: install ## train on two machines with a link of 100 Mbit/s, made of a network namespace: needs root
+	$(BIN)/python -m scripts.bench_nodes --data-dir $(DATA_DIR)
 
 clean: ## remove the environment and all data of the embedded stack
 	rm -rf $(VENV) $(VLLM_VENV) .offbeat

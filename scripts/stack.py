@@ -48,6 +48,8 @@ PORT_TAKEN = os.strerror(errno.EADDRINUSE).lower()
 """In a program's last words. Who listens there can't be asked afterwards: it may have ended too."""
 STARTS_MAX = 5
 """Of a stack, each time on other ports, while others take them."""
+RANK_RESTARTS_MAX = 100
+"""Of a trainer's ranks together, after one of them died."""
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ class StackOptions:
     data_dir: Path
     generators: int = 1
     trainers: int = 1
+    trainer_ranks: int = 1
+    """Processes of each trainer, which hold the model together."""
     vllm_python: Path | None = None
     """The Python of an environment with vLLM, for generators that sample with it."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -169,8 +173,8 @@ class Stack:
         ]
 
     def _worker(self, role: str, name: str, environment: Mapping[str, str]) -> Part:
-        workers = self.options.generators + self.options.trainers
-        threads = str(max(1, (os.cpu_count() or 1) // workers))
+        computing = self.options.generators + self.options.trainers * self.options.trainer_ranks
+        threads = str(max(1, (os.cpu_count() or 1) // computing))
         # Two processes that each use all cores lose more than they gain.
         limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         own = {
@@ -184,7 +188,7 @@ class Stack:
         key = environment.get("OFFBEAT_API_KEY") or os.environ.get("OFFBEAT_API_KEY", "")
         return Part(
             name=name,
-            command=_command(role),
+            command=_command(role, self.options.trainer_ranks if role == "trainer" else 1),
             environment={**environment, **limits, **own},
             is_ready=lambda: worker_reports(url, key, name),
         )
@@ -289,8 +293,11 @@ def server(name: str, module: str, environment: Mapping[str, str], port: int) ->
     )
 
 
-def _command(module: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", f"services.{module}")
+def _command(module: str, ranks: int = 1) -> tuple[str, ...]:
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    restarts = f"--max-restarts={RANK_RESTARTS_MAX}"
+    ranked = (*launcher, restarts) if ranks > 1 else ()
+    return (sys.executable, *ranked, "-m", f"services.{module}")
 
 
 def main() -> int:
@@ -299,6 +306,12 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
     parser.add_argument("--generators", type=int, default=1)
     parser.add_argument("--trainers", type=int, default=1)
+    parser.add_argument(
+        "--trainer-ranks",
+        type=int,
+        default=1,
+        help="processes that hold a model together",
+    )
     parser.add_argument("--vllm-python", type=Path, help="sample with the vLLM of this Python")
     options = StackOptions(**vars(parser.parse_args()))
     interrupt_on_signals()

@@ -5,11 +5,12 @@
     end       the backward of the first block: all gradients, and that block
     update    gradients, moments and the new state; no activations
 
-Every rank holds the same, a share of what is sharded and all of its own activations; rank 0's host
-memory also takes what is published.
+Every rank holds a share of what is sharded and all of its own activations. Rank 0 may also keep
+what the others need not, an adapter's masters and moments, and its host memory takes what is
+published.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from offbeat.contracts.plan import Phase
 from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
@@ -59,8 +60,7 @@ def peak(model: Architecture, setup: Setup, recipe: Recipe) -> Moment:
 
 def moments(model: Architecture, setup: Setup, recipe: Recipe) -> tuple[Moment, ...]:
     """Each moment that can be the peak."""
-    own = sharded_bytes(model, setup, recipe)
-    on_gpu = own if not setup.is_offloaded else ShardedBytes(quant_state=own.quant_state)
+    on_gpu = held_bytes(model, setup, recipe).on_gpu(setup, recipe)
     kept, block = _kept_bytes(model, setup, recipe), block_bytes(model, setup, recipe)
     again = kept + block if setup.is_checkpointed else kept
     early = on_gpu.gradients if recipe.keeps_gradients else 0
@@ -85,44 +85,56 @@ def moments(model: Architecture, setup: Setup, recipe: Recipe) -> tuple[Moment, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardedBytes:
+class HeldBytes:
     """What a rank holds from step to step, and what an update makes."""
 
     quant_state: float
+    """The quantisation's constants, which never leave the GPU."""
+    frozen: float = 0
     weights: float = 0
+    """Those that are trained, and copies of them."""
     gradients: float = 0
     moments: float = 0
     update: float = 0
 
+    def on_gpu(self, setup: Setup, recipe: Recipe) -> "HeldBytes":
+        """What is left there by an offload."""
+        if not setup.is_offloaded:
+            return self
+        if recipe.keeps_adapter and setup.method != "full":
+            return replace(self, frozen=0)
+        return HeldBytes(quant_state=self.quant_state)
+
     @property
     def total(self) -> float:
-        """All but the quantisation's constants, which never leave the GPU."""
-        return self.weights + self.gradients + self.moments + self.update
+        """All kinds."""
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
-def sharded_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> ShardedBytes:
-    """A rank's share of parameters, gradients and optimizer states."""
+def held_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> HeldBytes:
+    """Parameters, gradients and optimizer states of a rank: its share, or all of them."""
     counts, trained = parameters_of(model), trained_parameters(model, setup)
     base = recipe.base_bytes or setup.dtype_bytes
-    copies = trained * (recipe.trained_bytes + recipe.copy_bytes)
-    weights: float
-    if setup.method == "full":
-        weights = counts.total * recipe.trained_bytes
-    elif setup.method == "lora":
-        weights = counts.total * base + copies
-    else:
-        weights = counts.linear * NF4_BYTES + (counts.total - counts.linear) * base + copies
+    frozen: float = 0
+    if setup.method == "lora":
+        frozen = counts.total * base
+    elif setup.method == "qlora":
+        frozen = counts.linear * NF4_BYTES + (counts.total - counts.linear) * base
+    is_adapter = setup.method != "full"
+    weights = trained * (recipe.trained_bytes + (recipe.copy_bytes if is_adapter else 0))
     gradients = 0 if recipe.updates_in_backward else trained * recipe.gradient_bytes
     paged = 0 if recipe.moments_are_paged else trained * recipe.moment_bytes
-    update = trained * recipe.update_bytes if setup.method != "full" else 0
+    update = trained * recipe.update_bytes if is_adapter else 0
     n = setup.num_shards
+    sharers = 1 if recipe.keeps_adapter and is_adapter else n
     quant_state = counts.linear * recipe.quant_state_bytes if setup.method == "qlora" else 0
-    return ShardedBytes(
+    return HeldBytes(
         quant_state=quant_state / n if recipe.shards_quant_state else quant_state,
-        weights=weights / n,
-        gradients=gradients / n,
-        moments=paged / n,
-        update=update / n,
+        frozen=frozen / n,
+        weights=weights / sharers,
+        gradients=gradients / sharers,
+        moments=paged / sharers,
+        update=update / sharers,
     )
 
 
@@ -148,8 +160,8 @@ def logits_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
 def host_bytes(model: Architecture, setup: Setup, recipe: Recipe, *, publishes: bool) -> float:
     """Host memory of one rank: the process, what is offloaded, and on the rank that publishes all
     trained weights in float32, twice: gathered, and as a file."""
-    own = sharded_bytes(model, setup, recipe)
-    offloaded = own.total if setup.is_offloaded else 0
+    own = held_bytes(model, setup, recipe)
+    offloaded = own.total - own.on_gpu(setup, recipe).total
     is_adapter = setup.method != "full"
     gathered = 8 * trained_parameters(model, setup) if publishes and is_adapter else 0
     return PROCESS_BYTES + offloaded + gathered
@@ -167,14 +179,14 @@ def unit_bytes(model: Architecture, setup: Setup) -> float:
 def _moment(
     recipe: Recipe,
     phase: Phase,
-    own: ShardedBytes,
+    own: HeldBytes,
     gradients: float,
     *,
     activations: float = 0,
     logits: float = 0,
     gathered: float = 0,
 ) -> Moment:
-    parameters = own.quant_state + own.weights
+    parameters = own.quant_state + own.frozen + own.weights
     optimizer = own.moments + (own.update if phase == "update" else 0)
     used = parameters + gradients + optimizer + activations + logits + gathered
     return Moment(
@@ -206,8 +218,10 @@ def _is_gathered(setup: Setup, recipe: Recipe) -> bool:
 
 def _tables_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
     """Embedding and head that stay gathered: a shared table always does."""
-    stays = recipe.gathers_tables_for_good or model.is_tied
-    return parameters_of(model).tables * setup.dtype_bytes if stays else 0
+    counts = parameters_of(model)
+    if recipe.gathers_tables_for_good or model.is_tied:
+        return counts.tables * setup.dtype_bytes
+    return counts.table * setup.dtype_bytes if recipe.keeps_head and setup.method != "full" else 0
 
 
 def _gathered_at_head(model: Architecture, setup: Setup, recipe: Recipe) -> float:

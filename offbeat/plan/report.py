@@ -16,7 +16,7 @@ from offbeat.contracts.run_spec import RunSpec
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.choice import BAND, Choice, choose
 from offbeat.plan.gpus import Cluster, parse_gpus
-from offbeat.plan.memory import Moment, host_bytes, trained_parameters
+from offbeat.plan.memory import Moment, host_bytes, peak, trained_parameters
 from offbeat.plan.parameters import parameters_of
 from offbeat.plan.remedies import remedies
 from offbeat.plan.setup import OFFBEAT, Setup
@@ -100,11 +100,17 @@ def _by_kind(moment: Moment) -> MemoryByKind:
 
 
 def _ranks(model: Architecture, choice: Choice, cluster: Cluster) -> tuple[RankMemory, ...]:
-    gpu_bytes, last = round(choice.peak.total), cluster.num_gpus - 1
+    last = cluster.num_gpus - 1
 
     def rank(name: str, *, publishes: bool) -> RankMemory:
-        on_host = host_bytes(model, choice.setup, OFFBEAT, publishes=publishes)
-        return RankMemory(ranks=name, gpu_bytes=gpu_bytes, host_bytes=round(on_host))
+        recipe = OFFBEAT
+        if not publishes and choice.setup.method != "full":
+            recipe = replace(OFFBEAT, trained_bytes=0, moment_bytes=0, update_bytes=0)
+        return RankMemory(
+            ranks=name,
+            gpu_bytes=round(peak(model, choice.setup, recipe).total),
+            host_bytes=round(host_bytes(model, choice.setup, recipe, publishes=publishes)),
+        )
 
     others = (rank("1" if last == 1 else f"1–{last}", publishes=False),) if last else ()
     return (rank("0", publishes=True), *others)
@@ -154,6 +160,6 @@ def _assumptions(
         )
     if cluster.num_nodes > 1:
         said.append(f"{options.link_gbit_per_s:g} Gbit/s between nodes.")
-    if choice.setup.is_offloaded:
+    if choice.setup.is_offloaded and choice.setup.method == "full":
         said.append("The host's memory moves 200 GB/s; AdamW on the CPU is bound by it.")
     return tuple(said)

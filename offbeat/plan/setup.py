@@ -34,8 +34,8 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What differs from trainer to trainer. The defaults are Offbeat's; the published points are
-    reproduced with those of the programs that were measured."""
+    """What differs from trainer to trainer: Offbeat's, and those of the programs whose published
+    measurements the formula reproduces."""
 
     head: Head = "fused"
     base_bytes: int | None = None
@@ -60,6 +60,11 @@ class Recipe:
     is_compiled: bool = False
     gathers_tables_for_good: bool = False
     """Embedding and head belong to the root, which stays gathered through forward and backward."""
+    keeps_head: bool = False
+    """Every rank has the whole head, from the beginning."""
+    keeps_adapter: bool = False
+    """Every rank has the whole adapter and the sums of its gradient; one of them the masters and
+    moments too."""
     adapter_input_bytes: int = 0
     """Of the copy that an adapter makes of its input, where it computes in a type of its own."""
     shards_quant_state: bool = False
@@ -73,4 +78,4 @@ class Recipe:
     """CUDA's context and NCCL's buffers: 1 to 2 GB."""
 
 
-OFFBEAT = Recipe()
+OFFBEAT = Recipe(keeps_head=True, keeps_adapter=True)

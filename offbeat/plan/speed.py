@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from offbeat.plan.activations import block_bytes
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.gpus import Cluster
-from offbeat.plan.memory import sharded_bytes, unit_bytes
+from offbeat.plan.memory import held_bytes, unit_bytes
 from offbeat.plan.parameters import parameters_of
 from offbeat.plan.setup import Recipe, Setup
 
@@ -101,9 +101,10 @@ def _transfer_s(model: Architecture, setup: Setup, cluster: Cluster) -> float:
 
 
 def _update_s(model: Architecture, setup: Setup, recipe: Recipe, cluster: Cluster) -> float:
-    if not setup.is_offloaded:
+    stays = recipe.keeps_adapter and setup.method != "full"
+    if not setup.is_offloaded or stays:
         return 0
-    own = sharded_bytes(model, setup, recipe)
+    own = held_bytes(model, setup, recipe)
     states = own.gradients + own.moments + (own.weights if setup.method == "full" else 0)
     # AdamW reads all of it and writes all but the gradients, in a memory that all ranks share.
     a_rank = 2 * states - own.gradients

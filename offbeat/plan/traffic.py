@@ -1,8 +1,8 @@
 """Bytes that move for one optimizer step.
 
-Where every node holds a whole copy of the model, only the gradients of what is trained cross
-between nodes, once a step; where a copy is spread over several, all weights do, for every
-micro-batch.
+Where every node holds a whole copy of the model, only what is trained crosses between nodes, once
+a step: its gradient to rank 0, and an adapter's new weights back. Where a copy is spread over
+several, all weights do, for every micro-batch.
 """
 
 from offbeat.contracts.plan import PlanTraffic
@@ -22,6 +22,8 @@ def traffic_of(model: Architecture, choice: Choice, cluster: Cluster) -> PlanTra
     between = 0.0
     if choice.sharding == "across nodes":
         between = weights
+    elif cluster.num_nodes > 1 and setup.method != "full":
+        between = (OFFBEAT.gradient_bytes + OFFBEAT.copy_bytes) * trained
     elif cluster.num_nodes > 1:
         # A ring: every node sends and receives each gradient twice, but for its own share.
         between = 2 * (1 - 1 / cluster.num_nodes) * OFFBEAT.gradient_bytes * trained

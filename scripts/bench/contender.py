@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from offbeat.contracts.base import Contract
 from offbeat.contracts.rollouts import Rollout
 from offbeat.tables import decode_rollouts
+
+K = TypeVar("K", bound=Contract)
 
 WARM_UP_STEPS = 1
 """The first step of a process touches memory that the later ones use again."""
@@ -95,20 +98,25 @@ def memory_bytes(field: str) -> int:
     raise KeyError(field)
 
 
-def serve(measure: Callable[[StepTask], StepMeasurement]) -> None:
-    """The `main` of a contender."""
+def serve(kind: type[K], measure: Callable[[K], StepMeasurement]) -> None:
+    """The `main` of a contender whose tasks are of this kind."""
     task_path, result_path = map(Path, sys.argv[1:])
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    measurement = measure(StepTask.model_validate_json(task_path.read_bytes()))
-    result_path.write_text(measurement.model_dump_json())
+    measurement = measure(kind.model_validate_json(task_path.read_bytes()))
+    if os.environ.get("RANK", "0") == "0":
+        result_path.write_text(measurement.model_dump_json())
 
 
-def run_contender(module: str, task: StepTask, folder: Path, threads: int) -> StepMeasurement:
-    """Start a contender and wait for it."""
+def run_contender(
+    module: str, task: Contract, folder: Path, threads: int, ranks: int = 0
+) -> StepMeasurement:
+    """Start a contender and wait for it: one process, or ranks of torchrun."""
     task_path, result_path = folder / "task.json", folder / "measurement.json"
     task_path.write_text(task.model_dump_json())
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    launcher = (sys.executable, *(torchrun if ranks else ()))
     subprocess.run(
-        [sys.executable, "-m", module, str(task_path), str(result_path)],
+        [*launcher, "-m", module, str(task_path), str(result_path)],
         check=True,
         env={**os.environ, **thread_limits(threads)},
     )

@@ -60,4 +60,4 @@ def _step(
 
 
 if __name__ == "__main__":
-    serve(measure)
+    serve(StepTask, measure)

@@ -96,4 +96,4 @@ def measure(task: StepTask) -> StepMeasurement:
 
 
 if __name__ == "__main__":
-    serve(measure)
+    serve(StepTask, measure)

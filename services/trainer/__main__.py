@@ -1,6 +1,7 @@
 """`python -m services.trainer`: the composition root."""
 
 import os
+import signal
 
 import structlog
 import torch
@@ -19,6 +20,7 @@ from offbeat.worker_api import OrchestratorClient, WeightProxyClient
 from services.trainer import run
 from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
+from services.trainer.ranks import Ranks, own_device
 from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.settings import TrainerSettings
 from services.trainer.sft_batch import example_tables
@@ -37,7 +39,12 @@ def main() -> None:
         settings.orchestrator_url, settings.worker_token, ca_file=settings.ca_file
     )
     settings = connected(settings, orchestrator.connection)
-    trainer = build(settings)
+    device = own_device(device_of(settings.device))
+    ranks = Ranks.join(device, settings.shard_ranks, settings.rank_timeout_s)
+    trainer = build(settings, device, ranks)
+    if ranks.rank > 0:
+        follow(trainer.memory)
+        return
     worker_id = worker_identity(settings, WorkerRole.TRAINER)
     runner = JobRunner(
         orchestrator,
@@ -59,14 +66,28 @@ def main() -> None:
         data_dir=settings.data_dir,
     )
     presence.start()
-    log.info("The trainer is ready.", worker=worker_id, threads=torch.get_num_threads())
+    log.info(
+        "The trainer is ready.",
+        worker=worker_id,
+        ranks=ranks.size,
+        threads=torch.get_num_threads(),
+    )
     departure = Departure(runner, presence, settings.grace_s)
     app = create_celery(settings.queue, "trainer")
     consume(app, runner, WorkerRole.TRAINER, settings.pool, departure.begin)
     presence.stop()
+    ranks.leave()
 
 
-def build(settings: TrainerSettings) -> Trainer:
+def follow(memory: Memory) -> None:
+    """Compute with rank 0 until it leaves: signals are its business."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    log.info("The rank is ready.", rank=memory.ranks.rank, ranks=memory.ranks.size)
+    memory.follow()
+
+
+def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trainer:
     """The real parts; nothing is loaded and nothing has to answer yet."""
     store = S3ObjectStore.connect(settings.store, retry_for_s=WORKER_RETRY_S)
     proxy = WeightProxyClient(
@@ -80,7 +101,9 @@ def build(settings: TrainerSettings) -> Trainer:
         published_hash=published_hashes(proxy),
         memory=Memory(
             lambda model: resolve_model(model, settings.model_cache_dir, store),
-            device_of(settings.device),
+            device,
+            ranks,
+            offload=settings.cpu_offload,
         ),
     )
 

@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -32,13 +31,11 @@ from offbeat.contracts.plan import DryRun
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.dry_run import DryRunRequest
 from offbeat.plan.memory import peak
-from offbeat.plan.setup import OFFBEAT, Setup
+from offbeat.plan.setup import Recipe, Setup
 
-COUNTED = replace(
-    OFFBEAT, copy_bytes=0, update_bytes=0, keeps_gradients=False, slack=0.0, context_bytes=0
-)
+COUNTED = Recipe(copy_bytes=0, update_bytes=0, keeps_gradients=False, slack=0.0, context_bytes=0)
 """What the formula has to say of the same tensors: one micro-batch a step, masters that are cast
-when they are gathered, and no more than tensors."""
+when they are gathered, all of them sharded, and no more than tensors."""
 STEPS = 2
 """Only the second one begins with optimizer states."""
 CPU = torch.device("cpu")

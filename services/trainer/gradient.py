@@ -27,7 +27,7 @@ from offbeat.algorithms.packing import (
 from offbeat.contracts.run_spec import RunSpec, TrainSection
 from offbeat.errors import NotFiniteError
 from services.trainer.batch import StepBatch
-from services.trainer.model import Policy
+from services.trainer.model import Policy, Term
 
 CPU_TOKEN_BUDGET_MIN = 256
 """Tokens forwarded at once that fill a CPU's matrix units: more cost memory and are no faster."""
@@ -120,50 +120,54 @@ def step_gradient(
 ) -> tuple[Gradient, TokenRecord | None]:
     """Forward and backward through all micro-batches of rollouts, and what there was to see; None
     where nothing had to be forwarded. Raises as `accumulate` does."""
-    loss = LOSSES[spec.train.loss]
-    weights_S = loss.reduction(batch.lengths_S, spec.rollout.max_new_tokens)
-    weights_S = weights_S.to(policy.device)
-
-    def forward(micro_batch: PackedBatch) -> tuple[Tensor, TokenRecord]:
-        losses_N, record = _forward(policy, micro_batch, spec)
-        return (losses_N * weights_S[record.samples_N]).sum(), record
-
+    weights_S = LOSSES[spec.train.loss].reduction(batch.lengths_S, spec.rollout.max_new_tokens)
+    term = PolicyLoss(spec=spec, weights_S=weights_S.to(policy.device))
     gradient, records = accumulate(
-        policy, batches, forward, spec.train, version=version, between=between
+        policy, batches, term, spec.train, version=version, between=between
     )
     return gradient, TokenRecord.joined(records) if records else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The loss of a micro-batch of rollouts."""
+
+    spec: RunSpec
+    weights_S: Tensor
+    """Of each sample of the step."""
+
+    def __call__(self, policy: Policy, batch: PackedBatch) -> tuple[Tensor, TokenRecord]:
+        """See `model.Term`."""
+        losses_N, record = _forward(policy, batch, self.spec)
+        weights_S = self.weights_S.to(policy.device)
+        return (losses_N * weights_S[record.samples_N]).sum(), record
 
 
 def accumulate(
     policy: Policy,
     batches: Sequence[B],
-    forward: Callable[[B], tuple[Tensor, R]],
+    term: Term[B, R],
     train: TrainSection,
     *,
     version: int,
     between: Between,
 ) -> tuple[Gradient, list[R]]:
-    """Add up loss and gradient over all micro-batches; `forward` gives the part of the step's loss
-    that a batch adds, and a record of it.
+    """Add up loss and gradient over all micro-batches, one on each rank at a time.
 
     Raises `NotFiniteError` where the loss is not finite, `PermanentJobError` for a model that
     does not keep what shares a row apart.
     """
-    gradients = {
-        name: torch.zeros(shape, device=policy.device) for name, shape in policy.shapes.items()
-    }
     total, records = 0.0, list[R]()
     seed = (train.seed + version * SEED_STRIDE) % 2**63
     for micro_batch in batches:
         policy.check_packing(micro_batch)
     with policy.training(train.gradient_checkpointing, seed):
-        for done, micro_batch in enumerate(batches):
-            between(done / len(batches))
-            part, record = forward(micro_batch.to(policy.device))
-            part.backward()
-            policy.take_gradients(gradients)
-            total += part.item()
-            records.append(record)
+        for start in range(0, len(batches), policy.ranks.size):
+            between(start / len(batches))
+            for part, record in policy.backward(term, batches[start : start + policy.ranks.size]):
+                total += part
+                records.append(record)
+        gradients = policy.gradients()
     if not math.isfinite(total):
         raise NotFiniteError(f"the loss of version {version} is {total}")
     return Gradient(gradients=gradients, loss=total, is_empty=not batches), records

@@ -7,6 +7,7 @@ bytes, so a publish that another trainer won, or one that failed, needs no clean
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import structlog
 import torch
 
@@ -16,6 +17,7 @@ from offbeat.errors import InvalidRequestError
 from offbeat.plan.auto import decided
 from offbeat.plan.known_models import architecture_of
 from services.trainer.model import Policy
+from services.trainer.ranks import Ranks, collective
 from services.trainer.state import TrainerState
 
 log = structlog.get_logger(__name__)
@@ -24,9 +26,18 @@ log = structlog.get_logger(__name__)
 class Memory:
     """One policy and one state at a time: a GPU has room for no more."""
 
-    def __init__(self, resolve_model: Callable[[ModelSection], Path], device: torch.device) -> None:
+    def __init__(
+        self,
+        resolve_model: Callable[[ModelSection], Path],
+        device: torch.device,
+        ranks: Ranks | None = None,
+        *,
+        offload: bool = False,
+    ) -> None:
+        self.ranks = ranks or Ranks()
         self._resolve_model = resolve_model
         self._device = device
+        self._offload = offload
         self._policy: Policy | None = None
         self._policy_key: tuple[ModelSection, LoraSection] | None = None
         self._policy_folder: Path | None = None
@@ -45,7 +56,9 @@ class Memory:
         gpu_bytes = torch.cuda.get_device_properties(self._device).total_memory
         assert self._policy_folder is not None, "a policy is loaded before its step begins"
         try:
-            return decided(spec, architecture_of(str(self._policy_folder)), gpu_bytes)
+            return decided(
+                spec, architecture_of(str(self._policy_folder)), gpu_bytes, self.ranks.num_shards
+            )
         except InvalidRequestError as error:
             log.info("No plan is made for this model.", reason=error.detail)
             return spec
@@ -54,12 +67,36 @@ class Memory:
         """The policy of a run, loaded unless the last job's serves. Its copies are of any run."""
         key = (spec.model, spec.lora.model_copy(update={"init_from": None}))
         if self._policy is None or self._policy_key != key:
-            self._policy, self._state = None, None
-            self._policy_folder = self._resolve_model(spec.model)
-            self._policy = Policy.load(self._policy_folder, spec.model, spec.lora, self._device)
+            self._state = None
+            # Here a store that does not answer fails the job; there it would end the group.
+            self._resolve_model(spec.model)
+            self._load(spec.model, spec.lora)
             self._policy_key = key
-            log.info("Loaded a base model.", model=spec.model.id)
+        return self.loaded()
+
+    def follow(self) -> None:
+        """Compute with rank 0 until it leaves."""
+        self.ranks.follow({"Memory": lambda: self, "Policy": self.loaded})
+
+    def loaded(self) -> Policy:
+        """The policy that was loaded last."""
+        assert self._policy is not None, "a policy is loaded before its step begins"
         return self._policy
+
+    @collective
+    def _load(self, model: ModelSection, lora: LoraSection) -> None:
+        self._policy = None
+        self._policy_folder = self._resolve_model(model)
+        self._policy = Policy.load(
+            self._policy_folder, model, lora, self._device, self.ranks, offload=self._offload
+        )
+        log.info(
+            "Loaded a base model.",
+            model=model.id,
+            rank=self.ranks.rank,
+            ranks=self.ranks.size,
+            rss_mb=round(psutil.Process().memory_info().rss / 1e6),
+        )
 
     def state(self, manifest: Manifest) -> TrainerState | None:
         """The state of this version, if it is the one held."""

@@ -9,15 +9,15 @@ model silently lets one completion see another.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Literal, Self, TypeVar, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from offbeat.algorithms.cross_entropy import TargetScores, cross_entropy
 from offbeat.algorithms.logprobs import completion_logprobs, float_logits
@@ -25,6 +25,7 @@ from offbeat.algorithms.packing import PackedTokens
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from offbeat.errors import PermanentJobError
 from services.trainer.attention import row_layouts, use_packed_attention
+from services.trainer.base_model import divided_model, whole_model
 from services.trainer.faithful import (
     PACKING_ERROR_MAX,
     ShapeClass,
@@ -32,18 +33,25 @@ from services.trainer.faithful import (
     shape_class,
     smallest_batch,
 )
+from services.trainer.ranks import Ranks, collective
 
+B = TypeVar("B", bound=PackedTokens)
+R = TypeVar("R")
 Tensors = Mapping[str, Tensor]
 """Adapter tensors under PEFT's names: `base_model.model. ... .q_proj.lora_A.weight`."""
 
 CHECKPOINTING_PARAMETERS_MIN = 1_000_000_000
 """Smaller models have room to keep their activations."""
+RANK_STRIDE = 15_485_863
+"""Keeps the dropout of the ranks apart."""
 
 
 class Policy:
-    """One base model and, at any time, the copies of one adapter."""
+    """One base model and, at any time, the copies of one adapter; on several ranks, one for all of
+    them, as one of them holds it."""
 
-    def __init__(self, model: PeftModel) -> None:
+    def __init__(self, model: PeftModel, device: torch.device, ranks: Ranks) -> None:
+        self.ranks = ranks
         self._model = model
         self._base = cast(PreTrainedModel, model.get_base_model())
         self.config = cast(LoraConfig, model.peft_config["default"])
@@ -53,21 +61,33 @@ class Policy:
             if parameter.requires_grad
         }
         self._head_VD = cast(nn.Linear, self._base.get_output_embeddings()).weight.detach()
-        self.dtype, self.device = self._head_VD.dtype, self._head_VD.device
+        self.dtype, self.device = self._head_VD.dtype, device
         self._is_sparse = self.device.type == "cpu" and use_packed_attention(self._base)
         self._checked_shapes: set[ShapeClass] = set()
+        self._sums: dict[str, Tensor] = {}
 
     @classmethod
     def load(
-        cls, folder: Path, model: ModelSection, lora: LoraSection, device: torch.device
+        cls,
+        folder: Path,
+        model: ModelSection,
+        lora: LoraSection,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        *,
+        offload: bool = False,
     ) -> Self:
-        """Read the base model and put an adapter on it whose weights are not the run's yet."""
+        """Read the base model, or this rank's part of it, and put an adapter on it whose weights
+        are not the run's yet."""
+        ranks = ranks or Ranks()
         try:
-            base = _load_base(folder, model, device)
-            adapted = get_peft_model(base, _lora_config(lora), autocast_adapter_dtype=False)
+            if ranks.mesh is None:
+                adapted = whole_model(folder, model, lora, device)
+            else:
+                adapted = divided_model(folder, model, lora, device, ranks.mesh, offload=offload)
         except (OSError, ValueError) as error:
             raise PermanentJobError(f"model {model.id!r} cannot be trained: {error}") from error
-        policy = cls(cast(PeftModel, adapted.to(device).eval()))
+        policy = cls(adapted.eval(), device, ranks)
         policy.config.base_model_name_or_path, policy.config.revision = model.id, model.revision
         policy._refuse_experts()
         policy.check_packing(smallest_batch())
@@ -97,22 +117,42 @@ class Policy:
         """Make the copies equal to these weights, rounded to the model's type."""
         for name, copy in self.copies.items():
             copy.copy_(masters[name])
+        self._share_copies()
 
     @contextmanager
     def training(self, checkpointing: bool | Literal["auto"], seed: int) -> Iterator[None]:
         """Apply LoRA dropout, drawn from the seed; recompute activations where that is asked."""
-        if checkpointing == "auto":
-            checkpointing = self._base.num_parameters() >= CHECKPOINTING_PARAMETERS_MIN
-        if checkpointing:
-            self._base.gradient_checkpointing_enable({"use_reentrant": False})
-        torch.manual_seed(seed)
-        self._model.zero_grad()
-        self._model.train()
+        self._begin(checkpointing, seed)
         try:
             yield
         finally:
-            self._model.eval()
-            self._base.gradient_checkpointing_disable()
+            self._end()
+
+    @collective
+    def backward(self, term: "Term[B, R]", batches: Sequence[B]) -> list[tuple[float, R]]:
+        """Add the gradient of a micro-batch on each rank to the sums; what `term` gave for each."""
+        own, is_counted = self._own(batches)
+        part, record = term(self, own)
+        (part * is_counted).backward()
+        for name, copy in self.copies.items():
+            if copy.grad is not None:
+                self._sums[name].add_(copy.grad)
+                copy.grad = None
+        return self._seen(part.item(), record, batches)
+
+    @collective
+    def forward(self, term: "Term[B, R]", batches: Sequence[B]) -> list[tuple[float, R]]:
+        """What `term` gives for a micro-batch on each rank, without a gradient."""
+        own, _ = self._own(batches)
+        with torch.no_grad():
+            part, record = term(self, own)
+        return self._seen(part.item(), record, batches)
+
+    @collective
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradient that all ranks have added up in the step, float32; complete at rank 0."""
+        self.ranks.add_up(self._sums.values())
+        return self._sums
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -133,21 +173,15 @@ class Policy:
         """The cross-entropy of every target, and what there is to see beside it."""
         return cross_entropy(self._hidden_ND(batch), self._head_VD, batch.targets_N)
 
+    @collective
     @torch.no_grad()
     def distributions(self, batch: PackedTokens) -> Tensor:
         """log pi of every token of the vocabulary where a target is predicted: (N, V), float32."""
-        hidden_ND = self._hidden_ND(batch)
+        hidden_ND = self._hidden_ND(batch.to(self.device))
         logits_NV = hidden_ND.new_empty(len(hidden_ND), len(self._head_VD), dtype=torch.float32)
         return float_logits(hidden_ND, self._head_VD, logits_NV).log_softmax(-1)
 
-    @torch.no_grad()
-    def take_gradients(self, sums: Tensors) -> None:
-        """Add the gradients of the copies to float32 sums and clear them."""
-        for name, copy in self.copies.items():
-            if copy.grad is not None:
-                sums[name].add_(copy.grad)
-                copy.grad = None
-
+    @collective
     @torch.no_grad()
     def plain_distributions(self, ids: tuple[int, ...], num_last: int) -> Tensor:
         """log pi of every token at the last places of a sequence, as the model itself computes
@@ -166,9 +200,12 @@ class Policy:
     def check_packing(self, batch: PackedTokens) -> None:
         """Raise `PermanentJobError` where the model computes a packed batch of this shape class
         otherwise than a sequence by itself. Looks at the first batch of each class."""
-        if (shape := shape_class(batch)) in self._checked_shapes:
-            return
-        error = packing_error(self, batch.to(self.device))
+        if shape_class(batch) not in self._checked_shapes:
+            self._compare_packing(batch)
+
+    @collective
+    def _compare_packing(self, batch: PackedTokens) -> None:
+        error = packing_error(self, batch)
         if math.isnan(error):
             return  # There is nothing to compare: the loss will say so.
         if error > PACKING_ERROR_MAX:
@@ -176,7 +213,39 @@ class Policy:
                 f"the model {type(self._base).__name__} transforms its logits or attention in a "
                 f"way that the trainer does not know (relative error {error:.3f}): use another one"
             )
-        self._checked_shapes.add(shape)
+        self._checked_shapes.add(shape_class(batch))
+
+    @collective
+    def _share_copies(self) -> None:
+        self.ranks.broadcast(copy.data for copy in self.copies.values())
+
+    @collective
+    def _begin(self, checkpointing: bool | Literal["auto"], seed: int) -> None:
+        if checkpointing == "auto":
+            checkpointing = self._base.num_parameters() >= CHECKPOINTING_PARAMETERS_MIN
+        if checkpointing:
+            self._base.gradient_checkpointing_enable({"use_reentrant": False})
+        self._sums = {
+            name: torch.zeros(shape, device=self.device) for name, shape in self.shapes.items()
+        }
+        torch.manual_seed((seed + self.ranks.rank * RANK_STRIDE) % 2**63)
+        self._model.zero_grad()
+        self._model.train()
+
+    @collective
+    def _end(self) -> None:
+        self._model.eval()
+        self._base.gradient_checkpointing_disable()
+
+    def _own(self, batches: Sequence[B]) -> tuple[B, bool]:
+        """This rank's micro-batch. One without any takes part in the others' collectives with the
+        first one, which it does not count."""
+        rank = self.ranks.rank
+        is_counted = rank < len(batches)
+        return batches[rank if is_counted else 0].to(self.device), is_counted
+
+    def _seen(self, part: float, record: R, batches: Sequence[B]) -> list[tuple[float, R]]:
+        return self.ranks.gathered((part, record))[: len(batches)]
 
     def _hidden_ND(self, batch: PackedTokens) -> Tensor:
         self._refuse_beyond_window(int(batch.positions_BT.max()) + 1)
@@ -215,34 +284,6 @@ class Policy:
                 )
 
 
-def _load_base(folder: Path, model: ModelSection, device: torch.device) -> PreTrainedModel:
-    loaded = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, model.dtype),
-        # On CPUs packed attention takes its place, or the plain one where that cannot be.
-        attn_implementation="eager" if device.type == "cpu" else "sdpa",
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    base, report = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
-    if missing := report["missing_keys"]:
-        # transformers would go on with random weights in their place.
-        raise ValueError(f"its files lack {min(missing)!r}")
-    base.requires_grad_(False)
-    for module in base.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0  # Engines sample without dropout.
-    return base
-
-
-def _lora_config(lora: LoraSection) -> LoraConfig:
-    targets, alpha = lora.target_modules, float(lora.alpha)
-    return LoraConfig(
-        r=lora.rank,
-        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # pyright: ignore[reportArgumentType]
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        lora_dropout=lora.dropout,
-        use_rslora=lora.use_rslora,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+Term = Callable[[Policy, B], tuple[Tensor, R]]
+"""What a micro-batch adds to the loss of the whole step, and a record of what was seen. It is sent
+to the other ranks, so it is data, and no closure."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,18 +29,25 @@ def sft_gradient(
     """
     num_targets = sum(len(batch.targets_N) for batch in batches)
 
-    def forward(batch: PackedTokens) -> tuple[Tensor, TargetScores]:
-        scores = policy.target_scores(batch)
-        part = scores.losses_N.sum() / num_targets
-        return part, replace(scores, losses_N=scores.losses_N.detach())
-
-    gradient, records = accumulate(
-        policy, batches, forward, train, version=version, between=between
-    )
+    term = CrossEntropy(num_targets=num_targets)
+    gradient, records = accumulate(policy, batches, term, train, version=version, between=between)
     return gradient, _means(records)
 
 
-@torch.no_grad()
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """The loss of a micro-batch of examples."""
+
+    num_targets: int
+    """In the whole step."""
+
+    def __call__(self, policy: Policy, batch: PackedTokens) -> tuple[Tensor, TargetScores]:
+        """See `model.Term`."""
+        scores = policy.target_scores(batch)
+        part = scores.losses_N.sum() / self.num_targets
+        return part, replace(scores, losses_N=scores.losses_N.detach())
+
+
 def validation(
     policy: Policy, batches: Sequence[PackedTokens], check: Callable[[], None]
 ) -> Metrics:
@@ -48,9 +55,11 @@ def validation(
     for batch in batches:
         policy.check_packing(batch)
     records: list[TargetScores] = []
-    for batch in batches:
+    term = CrossEntropy(num_targets=sum(len(batch.targets_N) for batch in batches))
+    for start in range(0, len(batches), policy.ranks.size):
         check()
-        records.append(policy.target_scores(batch.to(policy.device)))
+        seen = policy.forward(term, batches[start : start + policy.ranks.size])
+        records += [record for _, record in seen]
     loss = float(torch.cat([record.losses_N for record in records]).mean())
     means = {"loss": loss, **_means(records)}
     return {f"eval_{name}": value for name, value in means.items() if math.isfinite(value)}

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from offbeat.contracts.plan import Method
 from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.known_models import KNOWN
 from offbeat.plan.memory import (
     HEAD_POSITIONS,
     Phase,
+    held_bytes,
     host_bytes,
     logits_bytes,
     moments,
     peak,
-    sharded_bytes,
 )
 from offbeat.plan.setup import OFFBEAT, Recipe
 from tests.unit.plan.programs import ALL_LINEAR, setup
@@ -70,21 +71,24 @@ def test_checkpointing_keeps_the_inputs_of_the_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "weights", "trained"),
+    ("method", "frozen", "weights", "trained"),
     [
-        ("lora", 2 * TOTAL + 6 * TRAINED, TRAINED),
-        ("qlora", LINEAR * 0.5 + 2 * (TOTAL - LINEAR) + 6 * TRAINED, TRAINED),
-        ("full", 4 * TOTAL, TOTAL),
+        ("lora", 2 * TOTAL, 6 * TRAINED, TRAINED),
+        ("qlora", LINEAR * 0.5 + 2 * (TOTAL - LINEAR), 6 * TRAINED, TRAINED),
+        ("full", 0, 4 * TOTAL, TOTAL),
     ],
 )
-def test_what_is_held_from_step_to_step_is_shared_among_the_ranks(
-    method: str, weights: float, trained: int
+@pytest.mark.parametrize("keeps_adapter", [True, False])
+def test_what_is_held_from_step_to_step_is_shared_among_the_ranks_but_offbeat_s_adapter(
+    method: Method, frozen: float, weights: float, trained: int, keeps_adapter: bool
 ) -> None:
-    at = setup(method, 100, is_checkpointed=True, rank=8, num_shards=2)  # pyright: ignore[reportArgumentType]
-    own = sharded_bytes(MODEL, at, BARE)
-    assert own.weights == weights / 2
-    assert own.gradients == 4 * trained / 2
-    assert own.moments == 8 * trained / 2
+    at = setup(method, 100, is_checkpointed=True, rank=8, num_shards=2)
+    own = held_bytes(MODEL, at, replace(BARE, keeps_adapter=keeps_adapter))
+    sharers = 1 if keeps_adapter and method != "full" else 2
+    assert own.frozen == frozen / 2
+    assert own.weights == weights / sharers
+    assert own.gradients == 4 * trained / sharers
+    assert own.moments == 8 * trained / sharers
     # The constants of a quantisation are every rank's.
     assert own.quant_state == (LINEAR * (1 / 64 + 1 / 4096) if method == "qlora" else 0)
 
@@ -126,7 +130,10 @@ def test_sharding_gathers_two_blocks_and_a_table() -> None:
     at = setup("lora", 100, is_checkpointed=True, rank=8, num_shards=2)
     head, backward, *_ = moments(MODEL, at, BARE)
     a_block = LINEAR // 4 + 2 * 64
-    assert (head.gathered, backward.gathered) == (2 * 64_000, 2 * 2 * a_block)
+    # Offbeat's head is whole from the beginning.
+    assert (head.gathered, backward.gathered) == (2 * 64_000, 2 * 64_000 + 2 * 2 * a_block)
+    freed = moments(MODEL, at, replace(BARE, keeps_head=False))[1]
+    assert freed.gathered == 2 * 2 * a_block
     full = replace(at, method="full", targets=frozenset())
     head, backward, *_ = moments(MODEL, full, BARE)
     assert head.gathered == 2 * 2 * 64_000
@@ -135,13 +142,23 @@ def test_sharding_gathers_two_blocks_and_a_table() -> None:
 
 def test_offload_leaves_only_what_is_computed_with_on_the_gpu() -> None:
     at = setup("qlora", 100, is_checkpointed=True, rank=8, num_shards=2, is_offloaded=True)
-    for moment in moments(MODEL, at, BARE):
+    all_of_it = replace(BARE, keeps_adapter=False)
+    for moment in moments(MODEL, at, all_of_it):
         assert moment.parameters == LINEAR * (1 / 64 + 1 / 4096)
         assert (moment.gradients, moment.optimizer) == (0, 0)
-    own = sharded_bytes(MODEL, at, BARE)
-    on_host = host_bytes(MODEL, at, BARE, publishes=False)
-    assert on_host == 2e9 + own.weights + own.gradients + own.moments + own.update
-    assert host_bytes(MODEL, at, BARE, publishes=True) == on_host + 8 * TRAINED
+    own = held_bytes(MODEL, at, all_of_it)
+    on_host = host_bytes(MODEL, at, all_of_it, publishes=False)
+    moved = own.frozen + own.weights + own.gradients + own.moments + own.update
+    assert on_host == 2e9 + moved
+    assert host_bytes(MODEL, at, all_of_it, publishes=True) == on_host + 8 * TRAINED
+
+
+def test_offbeat_offloads_the_base_model_and_not_the_adapter() -> None:
+    at = setup("lora", 100, is_checkpointed=True, rank=8, num_shards=2, is_offloaded=True)
+    *_, update = moments(MODEL, at, BARE)
+    assert (update.parameters, update.gradients) == (6 * TRAINED, 4 * TRAINED)
+    assert update.optimizer == (8 + 16) * TRAINED
+    assert host_bytes(MODEL, at, BARE, publishes=False) == 2e9 + 2 * TOTAL / 2
 
 
 def test_overhead_is_a_share_of_all_kinds_and_the_context() -> None:

@@ -1,0 +1,198 @@
+"""The base model with an adapter on it: whole, or a rank's part of it.
+
+A part is made without ever holding the whole: the model is laid out without storage, FSDP2 divides
+each block among the ranks, and every rank reads the rows that are its own from the files. The head
+stays whole on each rank. It is whole at the peak of every step anyway, when all other activations
+are there, so dividing it would save nothing where it counts; and a model whose embedding is its
+head keeps them one tensor.
+
+The adapter is not divided either. It is small, all ranks change it alike, and what is published is
+complete on whatever number of ranks.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from accelerate import init_empty_weights
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from offbeat.contracts.run_spec import LoraSection, ModelSection
+
+
+class Rows(Protocol):
+    """A tensor in a file."""
+
+    def get_shape(self) -> list[int]:
+        """Of all of it."""
+        ...
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Read these rows, and no others."""
+        ...
+
+
+class TensorFile(Protocol):
+    """A `.safetensors` file."""
+
+    def keys(self) -> list[str]:
+        """The names of its tensors."""
+        ...
+
+    def get_slice(self, name: str) -> Rows:
+        """One of them, to be read by rows."""
+        ...
+
+
+def whole_model(
+    folder: Path, model: ModelSection, lora: LoraSection, device: torch.device
+) -> PeftModel:
+    """Read all of it. Raises OSError or ValueError for files that do not make the model."""
+    loaded = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, model.dtype),
+        attn_implementation=_attention(device),
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    base, report = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    if missing := report["missing_keys"]:
+        # transformers would go on with random weights in their place.
+        raise ValueError(f"its files lack {min(missing)!r}")
+    return cast(PeftModel, _adapted(base, lora).to(device))
+
+
+def divided_model(
+    folder: Path,
+    model: ModelSection,
+    lora: LoraSection,
+    device: torch.device,
+    mesh: DeviceMesh,
+    *,
+    offload: bool,
+) -> PeftModel:
+    """Read this rank's part, and keep it in host memory where it is to be offloaded. Raises as
+    `whole_model` does."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with init_empty_weights(include_buffers=False):
+        base = AutoModelForCausalLM.from_config(
+            config,
+            dtype=getattr(torch, model.dtype),
+            attn_implementation=_attention(device),
+        )
+        adapted = _adapted(cast(PreTrainedModel, base), lora)
+    base.tie_weights()  # Each was given a tensor of its own on the way to the meta device.
+    if (folder / GENERATION_CONFIG_NAME).exists():
+        base.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    _divide(base, mesh, offload=offload)
+    _read_part(adapted, folder, device, offload=offload)
+    base.tie_weights()
+    return adapted
+
+
+def _attention(device: torch.device) -> str:
+    # On CPUs packed attention takes its place, or the plain one where that cannot be.
+    return "eager" if device.type == "cpu" else "sdpa"
+
+
+def _adapted(base: PreTrainedModel, lora: LoraSection) -> PeftModel:
+    base.requires_grad_(False)
+    for module in base.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # Engines sample without dropout.
+    adapted = get_peft_model(base, _lora_config(lora), autocast_adapter_dtype=False)
+    return cast(PeftModel, adapted)
+
+
+def _lora_config(lora: LoraSection) -> LoraConfig:
+    targets, alpha = lora.target_modules, float(lora.alpha)
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=lora.dropout,
+        use_rslora=lora.use_rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _divide(base: PreTrainedModel, mesh: DeviceMesh, *, offload: bool) -> None:
+    """Block by block; what is outside the blocks is gathered for a forward and freed after it."""
+    head = cast(nn.Linear, base.get_output_embeddings()).weight
+    whole = {head, *(weight for weight in base.parameters() if weight.requires_grad)}
+    on_gpu = mesh.device_type != "cpu"
+    policy = CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy()
+    blocks = [block for block in base.modules() if isinstance(block, GradientCheckpointingLayer)]
+    if not blocks:
+        raise ValueError("it has no blocks that could be divided among ranks")
+    for module in (*blocks, base.base_model):
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=True,
+            offload_policy=policy,
+            ignored_params=whole,
+        )
+
+
+def _read_part(adapted: PeftModel, folder: Path, device: torch.device, *, offload: bool) -> None:
+    """Give every weight its storage: those of the files by rows, those of the adapter as zeros."""
+    dtype = next(weight.dtype for weight in adapted.parameters() if not weight.requires_grad)
+    parts: dict[str, Tensor] = {}
+    with ExitStack() as opened:
+        files = _open_files(folder, opened)
+        for name, weight in adapted.named_parameters():
+            if weight.requires_grad:
+                parts[name] = torch.zeros(weight.shape, dtype=dtype, device=device)
+                continue
+            file_name = _file_name(name)
+            if file_name not in files:
+                raise ValueError(f"its files lack {file_name!r}")
+            rows = files[file_name].get_slice(file_name)
+            if rows.get_shape() != list(weight.shape):
+                raise ValueError(f"{file_name!r} has the shape {rows.get_shape()} in its files")
+            parts[name] = _own_rows(rows, weight, torch.device("cpu") if offload else device)
+    adapted.load_state_dict(parts, strict=False, assign=True)
+
+
+def _own_rows(rows: Rows, weight: Tensor, device: torch.device) -> Tensor:
+    """This rank's rows, as `torch.chunk` divides them; all of a weight that is not divided."""
+    if not isinstance(weight, DTensor):
+        return rows[:].to(device, weight.dtype)
+    mesh, num_rows = weight.device_mesh, weight.shape[0]
+    each = -(-num_rows // mesh.size())
+    start = min(mesh.get_local_rank() * each, num_rows)
+    stop = min(start + each, num_rows)
+    own = rows[start:stop] if start < stop else torch.empty(0, *weight.shape[1:])
+    return DTensor.from_local(
+        own.to(device, weight.dtype),
+        mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
+
+
+def _open_files(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
+    """The file of each tensor."""
+    files: dict[str, TensorFile] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        file = cast(TensorFile, opened.enter_context(safe_open(path, framework="pt")))
+        files.update(dict.fromkeys(file.keys(), file))
+    return files
+
+
+def _file_name(name: str) -> str:
+    """A weight's name before PEFT changed it."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")

@@ -1,0 +1,66 @@
+"""A trainer of several ranks: the test is rank 0, the others are processes of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from scripts.parts import free_port
+from services.trainer.memory import Memory
+from services.trainer.ranks import Ranks
+
+CPU = torch.device("cpu")
+RANK_TIMEOUT_S = 60.0
+"""A rank that waits for another one for longer has found a deadlock."""
+
+
+def joined(*, shard_ranks: int, offload: bool) -> Memory:
+    """What a rank keeps; a model's id is its folder."""
+    ranks = Ranks.join(CPU, shard_ranks, RANK_TIMEOUT_S)
+    return Memory(lambda model: Path(model.id), CPU, ranks, offload=offload)
+
+
+@contextmanager
+def running_ranks(
+    log: Path, size: int, *, shard_ranks: int, offload: bool = False
+) -> Iterator[Memory]:
+    """Rank 0's memory, while the others follow; in the end they leave with it."""
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
+    mode = "offload" if offload else "stay"
+    with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
+        followers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.follower", str(shard_ranks), mode],
+                env={**os.environ, **environment, "RANK": str(rank)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(1, size)
+        ]
+        for name, value in {**environment, "RANK": "0"}.items():
+            patch.setenv(name, value)
+        try:
+            memory = joined(shard_ranks=shard_ranks, offload=offload)
+            yield memory
+            memory.ranks.leave()
+            assert [follower.wait(timeout=60) for follower in followers] == [0] * (size - 1)
+        except BaseException as error:
+            error.add_note(log.read_text())
+            raise
+        finally:
+            for follower in followers:
+                follower.kill()
+            if dist.is_initialized():
+                dist.destroy_process_group()
