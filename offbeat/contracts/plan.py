@@ -81,6 +81,13 @@ class RankMemory(Contract):
     host_bytes: int
 
 
+class GatheredUnit(Contract):
+    """Weights that FSDP2 puts together from all ranks at once."""
+
+    name: Literal["a block", "the embedding"]
+    size_bytes: int
+
+
 class Remedy(Contract):
     """A change with which the run would fit."""
 
@@ -140,6 +147,8 @@ class Plan(Contract):
     high_bytes: int
     """The band in which the published measurements lie: 15 % below and above."""
     ranks: tuple[RankMemory, ...]
+    largest_unit: GatheredUnit | None
+    """None where nothing is divided or offloaded."""
     verdict: Verdict
     remedies: tuple[Remedy, ...]
     """The cheapest changes that would make it fit, where it does not."""

@@ -12,11 +12,11 @@ published.
 
 from dataclasses import dataclass, fields, replace
 
-from offbeat.contracts.plan import Phase
+from offbeat.contracts.plan import GatheredUnit, Phase
 from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.parameters import lora_parameters, parameters_of
-from offbeat.plan.setup import Recipe, Setup
+from offbeat.plan.setup import OFFBEAT, Recipe, Setup
 
 NF4_BYTES = 0.5
 NAIVE_LOGITS_BYTES = 15.5
@@ -174,6 +174,16 @@ def unit_bytes(model: Architecture, setup: Setup) -> float:
         return counts.block * setup.dtype_bytes
     linear = counts.linear // model.num_layers
     return linear * NF4_BYTES + (counts.block - linear) * setup.dtype_bytes
+
+
+def largest_unit(model: Architecture, setup: Setup) -> GatheredUnit | None:
+    """What is gathered at once: two of it can be there, and no plan fits where they do not."""
+    if not _is_gathered(setup, OFFBEAT):
+        return None
+    block, table = unit_bytes(model, setup), parameters_of(model).table * setup.dtype_bytes
+    if model.is_tied or block >= table:
+        return GatheredUnit(name="a block", size_bytes=round(block))
+    return GatheredUnit(name="the embedding", size_bytes=table)
 
 
 def _moment(

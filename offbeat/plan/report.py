@@ -16,7 +16,7 @@ from offbeat.contracts.run_spec import RunSpec
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.choice import BAND, Choice, choose
 from offbeat.plan.gpus import Cluster, parse_gpus
-from offbeat.plan.memory import Moment, host_bytes, peak, trained_parameters
+from offbeat.plan.memory import Moment, host_bytes, largest_unit, peak, trained_parameters
 from offbeat.plan.parameters import parameters_of
 from offbeat.plan.remedies import remedies
 from offbeat.plan.setup import OFFBEAT, Setup
@@ -62,6 +62,7 @@ def make_plan(
         low_bytes=round(total * (1 - BAND)),
         high_bytes=round(total * (1 + BAND)),
         ranks=_ranks(model, choice, cluster),
+        largest_unit=largest_unit(model, choice.setup),
         verdict=choice.verdict,
         remedies=remedies(model, wanted, cluster) if choice.verdict == "does not fit" else (),
         speed=_speed(model, choice, wanted, cluster, traffic.between_nodes_s),

@@ -43,7 +43,7 @@ def check_manifest(manifest: Manifest, model: ModelSection, folder: Path) -> Non
 
 def prove(engine: Engine, policy: str, canary: Canary, dtype: str) -> CanaryVerdict:
     """Have the engine continue the canary's prompt greedily, before other work, and compare."""
-    request = SampleRequest(prompt_ids=canary.prompt_ids, seeds=(0,))
+    request = SampleRequest(prompt_ids=canary.prompt_ids, seeds=(0,), guess=canary.completion_ids)
     greedy = Sampling(max_new_tokens=len(canary.completion_ids), temperature=0.0)
     ((completion,),) = engine.generate([request], policy, greedy, urgent=True)
     return verify_canary(canary, completion.ids, completion.logprobs, TOLERANCES[dtype])

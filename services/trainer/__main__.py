@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 
 import structlog
 import torch
@@ -9,10 +10,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from offbeat.connection import connected
 from offbeat.contracts.jobs import JobKind, WorkerRole
+from offbeat.contracts.run_spec import ModelSection
 from offbeat.departure import Departure
 from offbeat.devices import device_of
 from offbeat.logs import configure_logs
-from offbeat.models import resolve_model
+from offbeat.models import is_stored, resolve_model, stored_at
 from offbeat.objects import WORKER_RETRY_S, S3ObjectStore
 from offbeat.queue import create_celery
 from offbeat.worker import JobRunner, Presence, consume, worker_identity
@@ -25,6 +27,7 @@ from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.settings import TrainerSettings
 from services.trainer.sft_batch import example_tables
 from services.trainer.sft_tokenize import tokenize
+from services.trainer.weight_files import OpenWeights, weights_of_folder, weights_of_store
 
 log = structlog.get_logger(__name__)
 
@@ -100,12 +103,22 @@ def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trai
         examples=example_tables(store),
         published_hash=published_hashes(proxy),
         memory=Memory(
-            lambda model: resolve_model(model, settings.model_cache_dir, store),
+            lambda model: resolve_model(
+                model, settings.model_cache_dir, store, stored_weights=ranks.mesh is None
+            ),
             device,
             ranks,
+            lambda model: weights_source(model, store),
             offload=settings.cpu_offload,
         ),
     )
+
+
+def weights_source(model: ModelSection, store: S3ObjectStore) -> OpenWeights:
+    """Where a rank reads its part of the model."""
+    if not is_stored(model):
+        return weights_of_folder
+    return lambda _: nullcontext(weights_of_store(*stored_at(model, store)))
 
 
 def make_deterministic() -> None:

@@ -10,14 +10,12 @@ The adapter is not divided either. It is small, all ranks change it alike, and w
 complete on whatever number of ranks.
 """
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
@@ -27,30 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.contracts.run_spec import LoraSection, ModelSection
-
-
-class Rows(Protocol):
-    """A tensor in a file."""
-
-    def get_shape(self) -> list[int]:
-        """Of all of it."""
-        ...
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        """Read these rows, and no others."""
-        ...
-
-
-class TensorFile(Protocol):
-    """A `.safetensors` file."""
-
-    def keys(self) -> list[str]:
-        """The names of its tensors."""
-        ...
-
-    def get_slice(self, name: str) -> Rows:
-        """One of them, to be read by rows."""
-        ...
+from services.trainer.weight_files import OpenWeights, Rows, WeightFiles
 
 
 def whole_model(
@@ -77,6 +52,7 @@ def divided_model(
     lora: LoraSection,
     device: torch.device,
     mesh: DeviceMesh,
+    open_weights: OpenWeights,
     *,
     offload: bool,
 ) -> PeftModel:
@@ -94,7 +70,8 @@ def divided_model(
     if (folder / GENERATION_CONFIG_NAME).exists():
         base.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     _divide(base, mesh, offload=offload)
-    _read_part(adapted, folder, device, offload=offload)
+    with open_weights(folder) as files:
+        _read_part(adapted, files, device, offload=offload)
     base.tie_weights()
     return adapted
 
@@ -145,23 +122,25 @@ def _divide(base: PreTrainedModel, mesh: DeviceMesh, *, offload: bool) -> None:
         )
 
 
-def _read_part(adapted: PeftModel, folder: Path, device: torch.device, *, offload: bool) -> None:
+def _read_part(
+    adapted: PeftModel, files: WeightFiles, device: torch.device, *, offload: bool
+) -> None:
     """Give every weight its storage: those of the files by rows, those of the adapter as zeros."""
     dtype = next(weight.dtype for weight in adapted.parameters() if not weight.requires_grad)
+    kept_on = torch.device("cpu") if offload else device
     parts: dict[str, Tensor] = {}
-    with ExitStack() as opened:
-        files = _open_files(folder, opened)
-        for name, weight in adapted.named_parameters():
-            if weight.requires_grad:
-                parts[name] = torch.zeros(weight.shape, dtype=dtype, device=device)
-                continue
-            file_name = _file_name(name)
-            if file_name not in files:
-                raise ValueError(f"its files lack {file_name!r}")
-            rows = files[file_name].get_slice(file_name)
-            if rows.get_shape() != list(weight.shape):
-                raise ValueError(f"{file_name!r} has the shape {rows.get_shape()} in its files")
-            parts[name] = _own_rows(rows, weight, torch.device("cpu") if offload else device)
+    for name, weight in adapted.named_parameters():
+        if weight.requires_grad:
+            parts[name] = torch.zeros(weight.shape, dtype=dtype, device=device)
+            continue
+        file_name = _file_name(name)
+        if file_name not in files:
+            raise ValueError(f"its files lack {file_name!r}")
+        rows = files[file_name].get_slice(file_name)
+        if rows.get_shape() != list(weight.shape):
+            raise ValueError(f"{file_name!r} has the shape {rows.get_shape()} in its files")
+        is_divided = isinstance(weight, DTensor)
+        parts[name] = _own_rows(rows, weight, kept_on if is_divided else device)
     adapted.load_state_dict(parts, strict=False, assign=True)
 
 
@@ -182,15 +161,6 @@ def _own_rows(rows: Rows, weight: Tensor, device: torch.device) -> Tensor:
         shape=weight.shape,
         stride=weight.stride(),
     )
-
-
-def _open_files(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
-    """The file of each tensor."""
-    files: dict[str, TensorFile] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        file = cast(TensorFile, opened.enter_context(safe_open(path, framework="pt")))
-        files.update(dict.fromkeys(file.keys(), file))
-    return files
 
 
 def _file_name(name: str) -> str:

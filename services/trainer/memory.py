@@ -19,6 +19,7 @@ from offbeat.plan.known_models import architecture_of
 from services.trainer.model import Policy
 from services.trainer.ranks import Ranks, collective
 from services.trainer.state import TrainerState
+from services.trainer.weight_files import OpenWeights, weights_of_folder
 
 log = structlog.get_logger(__name__)
 
@@ -31,10 +32,12 @@ class Memory:
         resolve_model: Callable[[ModelSection], Path],
         device: torch.device,
         ranks: Ranks | None = None,
+        open_weights: Callable[[ModelSection], OpenWeights] = lambda _: weights_of_folder,
         *,
         offload: bool = False,
     ) -> None:
         self.ranks = ranks or Ranks()
+        self._open_weights = open_weights
         self._resolve_model = resolve_model
         self._device = device
         self._offload = offload
@@ -88,7 +91,13 @@ class Memory:
         self._policy = None
         self._policy_folder = self._resolve_model(model)
         self._policy = Policy.load(
-            self._policy_folder, model, lora, self._device, self.ranks, offload=self._offload
+            self._policy_folder,
+            model,
+            lora,
+            self._device,
+            self.ranks,
+            self._open_weights(model),
+            offload=self._offload,
         )
         log.info(
             "Loaded a base model.",

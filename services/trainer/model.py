@@ -34,6 +34,7 @@ from services.trainer.faithful import (
     smallest_batch,
 )
 from services.trainer.ranks import Ranks, collective
+from services.trainer.weight_files import OpenWeights, weights_of_folder
 
 B = TypeVar("B", bound=PackedTokens)
 R = TypeVar("R")
@@ -74,6 +75,7 @@ class Policy:
         lora: LoraSection,
         device: torch.device,
         ranks: Ranks | None = None,
+        open_weights: OpenWeights = weights_of_folder,
         *,
         offload: bool = False,
     ) -> Self:
@@ -84,7 +86,9 @@ class Policy:
             if ranks.mesh is None:
                 adapted = whole_model(folder, model, lora, device)
             else:
-                adapted = divided_model(folder, model, lora, device, ranks.mesh, offload=offload)
+                adapted = divided_model(
+                    folder, model, lora, device, ranks.mesh, open_weights, offload=offload
+                )
         except (OSError, ValueError) as error:
             raise PermanentJobError(f"model {model.id!r} cannot be trained: {error}") from error
         policy = cls(adapted.eval(), device, ranks)

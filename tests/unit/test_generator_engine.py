@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,30 @@ def test_greedy_is_the_argmax_of_a_plain_forward(
         assert completion.ids == reference.greedy(prompt, 12, EOS_IDS)
         expected = reference.logprobs(prompt, completion.ids)
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_guess_gives_the_greedy_completion_up_to_its_first_mistake(
+    engine: TransformersEngine,
+) -> None:
+    """In one forward: a second one would ask `check` again."""
+    for prompt in PROMPTS:
+        request = SampleRequest(prompt_ids=prompt, seeds=(0,))
+        ((plain,),) = engine.generate([request], "v2", GREEDY)
+        wrong_at = len(plain.ids) // 2
+        wrong = (*plain.ids[:wrong_at], 200, *plain.ids[wrong_at + 1 :])
+        assert wrong != plain.ids
+        for guess, num_tokens in ((plain.ids, len(plain.ids)), (wrong, wrong_at + 1)):
+            checks: list[None] = []
+            ((told,),) = engine.generate(
+                [replace(request, guess=guess)],
+                "v2",
+                GREEDY,
+                urgent=True,
+                check=lambda checks=checks: checks.append(None),
+            )
+            assert told.ids == plain.ids[:num_tokens]
+            assert told.logprobs == pytest.approx(plain.logprobs[:num_tokens], abs=1e-5)
+            assert len(checks) == 1
 
 
 def test_a_sample_depends_on_its_seed_and_on_nothing_else(engine: TransformersEngine) -> None:

@@ -31,6 +31,9 @@ class SampleRequest:
 
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
+    guess: tuple[int, ...] = ()
+    """The greedy completion, as far as the caller knows it. An engine may look at all of it in one
+    step, and end with its own token at the first place where the guess is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)

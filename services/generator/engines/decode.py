@@ -82,7 +82,7 @@ def decode(
     cache = model.new_cache()
     ids_PT, mask_PT = left_padded([request.prompt_ids for request in requests], model.device)
     positions_PT = (mask_PT.cumsum(-1) - 1).clamp_(min=0)
-    logits_PV = model.next_logits(adapter, ids_PT, mask_PT, positions_PT, cache)
+    logits_PV = model.next_logits(adapter, ids_PT, mask_PT, positions_PT, cache)[:, -1]
     prompt_N = torch.tensor([sample.prompt for sample in samples], device=model.device)
     cache.batch_select_indices(prompt_N)
     logits_NV, mask_NT = logits_PV[prompt_N], mask_PT[prompt_N]
@@ -110,8 +110,43 @@ def decode(
         check()
         mask_NT = torch.cat([mask_NT, mask_NT.new_ones(len(batch), 1)], dim=1)
         position_N1 = position_N1 + 1
-        logits_NV = model.next_logits(adapter, ids_N[:, None], mask_NT, position_N1, cache)
+        logits_N1V = model.next_logits(adapter, ids_N[:, None], mask_NT, position_N1, cache)
+        logits_NV = logits_N1V[:, 0]
     return [sample.completion() for sample in samples]
+
+
+def verify_guess(
+    model: LoraModel,
+    adapter: Adapter,
+    request: SampleRequest,
+    sampling: Sampling,
+    endings: Endings,
+    check: Callable[[], None],
+) -> Steps[list[Completion]]:
+    """The greedy completion of a request with a guess, as far as one forward can tell it."""
+    check()
+    ids_1T = torch.tensor([(*request.prompt_ids, *request.guess[:-1])], device=model.device)
+    logits_1GV = model.next_logits(
+        adapter,
+        ids_1T,
+        torch.ones_like(ids_1T),
+        torch.arange(ids_1T.shape[1], device=model.device)[None],
+        model.new_cache(),
+        num_last=len(request.guess),
+    )
+    ids_G, logprobs_G = choose(logits_1GV[0], torch.empty(0), sampling)
+    ids, logprobs = list[int](), list[float]()
+    reason: Literal["stop", "length"] | None = None
+    for guessed, token, logprob in zip(
+        request.guess, ids_G.tolist(), logprobs_G.tolist(), strict=True
+    ):
+        ids.append(token)
+        logprobs.append(logprob)
+        reason = endings.reason(ids)
+        if reason is not None or token != guessed:
+            break
+    yield
+    return [Completion(ids=tuple(ids), logprobs=tuple(logprobs), finish_reason=reason or "length")]
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

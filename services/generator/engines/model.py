@@ -79,9 +79,16 @@ class LoraModel:
         )
 
     def next_logits(
-        self, adapter: Adapter, ids_NT: Tensor, mask_NT: Tensor, positions_NT: Tensor, cache: Cache
+        self,
+        adapter: Adapter,
+        ids_NT: Tensor,
+        mask_NT: Tensor,
+        positions_NT: Tensor,
+        cache: Cache,
+        *,
+        num_last: int = 1,
     ) -> Tensor:
-        """Logits of the token after the last, (N, V) in float32; the cache grows by T.
+        """Logits after each of the last L tokens, (N, L, V) in float32; the cache grows by T.
 
         `mask_NT` covers the cache too, and is 0 on padding, which must be on the left.
         """
@@ -92,9 +99,9 @@ class LoraModel:
             position_ids=positions_NT,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=num_last,
         )
-        return cast(Tensor, output.logits)[:, -1]
+        return cast(Tensor, output.logits)
 
     def _add_adapter(
         self, name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor

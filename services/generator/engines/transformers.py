@@ -16,7 +16,7 @@ from services.generator.engines.base import (
     never_cancelled,
     not_heard,
 )
-from services.generator.engines.decode import Endings, decode
+from services.generator.engines.decode import Endings, decode, verify_guess
 from services.generator.engines.model import LoraModel
 from services.generator.engines.step_loop import StepLoop
 
@@ -73,6 +73,9 @@ class TransformersEngine:
         if adapter is None:
             raise NotFoundError(f"{policy} is not loaded")
         endings = Endings(self._tokenizer, self._eos_ids, sampling)
+        if sampling.temperature == 0 and len(requests) == 1 and requests[0].guess:
+            steps = verify_guess(model, adapter, requests[0], sampling, endings, check)
+            return [self._loop.run(steps, urgent=urgent)]
         completions: list[Completion] = []
         for batch in batches(requests, self._sequences_max):
             steps = decode(model, adapter, batch, sampling, endings, check, on_tokens)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offbeat.contracts.plan import Method
+from offbeat.contracts.plan import GatheredUnit, Method
 from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.known_models import KNOWN
@@ -13,6 +13,7 @@ from offbeat.plan.memory import (
     Phase,
     held_bytes,
     host_bytes,
+    largest_unit,
     logits_bytes,
     moments,
     peak,
@@ -138,6 +139,16 @@ def test_sharding_gathers_two_blocks_and_a_table() -> None:
     head, backward, *_ = moments(MODEL, full, BARE)
     assert head.gathered == 2 * 2 * 64_000
     assert backward.gathered == (2 * 2 + 2 + 4) * a_block
+
+
+def test_t22_the_largest_unit_is_named() -> None:
+    alone = setup("lora", 100, is_checkpointed=True, rank=8)
+    assert largest_unit(MODEL, alone) is None
+    shared = replace(alone, num_shards=2)
+    a_block = 2 * (LINEAR // 4 + 2 * 64)
+    assert largest_unit(MODEL, shared) == GatheredUnit(name="the embedding", size_bytes=2 * 64_000)
+    wide = replace(MODEL, vocabulary=10)
+    assert largest_unit(wide, shared) == GatheredUnit(name="a block", size_bytes=a_block)
 
 
 def test_offload_leaves_only_what_is_computed_with_on_the_gpu() -> None:
