@@ -39,12 +39,13 @@ def _watched(client: OffbeatClient, stack: Stack, run_id: str, launched_at: floa
 
 def _run_so_far(client: OffbeatClient, run_id: str, launched_at: float) -> LearningRun:
     """A step is done when its version is published."""
+    # First, so that the event of each is there.
+    rewards = client.metrics(run_id, ["reward"]).series.get("reward", ())
     published = {
         int(str(event.data["version"])): event.at.timestamp()
         for event in client.iter_events(run_id)
         if event.kind == "version_published"
     }
-    rewards = client.metrics(run_id, ["reward"]).series.get("reward", ())
     return LearningRun(
         launched_at=launched_at,
         began_at=published.get(0, launched_at),

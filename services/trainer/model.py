@@ -181,6 +181,7 @@ class Policy:
     @torch.no_grad()
     def distributions(self, batch: PackedTokens) -> Tensor:
         """log pi of every token of the vocabulary where a target is predicted: (N, V), float32."""
+        self._refuse_beyond_window(batch)
         hidden_ND = self._hidden_ND(batch.to(self.device))
         logits_NV = hidden_ND.new_empty(len(hidden_ND), len(self._head_VD), dtype=torch.float32)
         return float_logits(hidden_ND, self._head_VD, logits_NV).log_softmax(-1)
@@ -202,8 +203,10 @@ class Policy:
         return logits_BTV[0, -num_last - 1 : -1].float().log_softmax(-1)
 
     def check_packing(self, batch: PackedTokens) -> None:
-        """Raise `PermanentJobError` where the model computes a packed batch of this shape class
-        otherwise than a sequence by itself. Looks at the first batch of each class."""
+        """Raise `PermanentJobError` where a sequence is too long, or the model computes a packed
+        batch of this shape class otherwise than a sequence by itself. Looks at the first batch of
+        each class."""
+        self._refuse_beyond_window(batch)
         if shape_class(batch) not in self._checked_shapes:
             self._compare_packing(batch)
 
@@ -252,7 +255,6 @@ class Policy:
         return self.ranks.gathered((part, record))[: len(batches)]
 
     def _hidden_ND(self, batch: PackedTokens) -> Tensor:
-        self._refuse_beyond_window(int(batch.positions_BT.max()) + 1)
         hidden_BTD: Tensor = self._base.base_model(
             input_ids=batch.ids_BT,
             position_ids=batch.positions_BT,
@@ -270,7 +272,8 @@ class Policy:
         smallest = torch.finfo(self.dtype).min
         return {"attention_mask": mask_B1TT.masked_fill_(~allowed_B1TT, smallest)}
 
-    def _refuse_beyond_window(self, num_tokens: int) -> None:
+    def _refuse_beyond_window(self, batch: PackedTokens) -> None:
+        num_tokens = int(batch.positions_BT.max()) + 1
         window = getattr(self._base.config, "sliding_window", None)
         if window is not None and num_tokens > window:
             raise PermanentJobError(

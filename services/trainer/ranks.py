@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
 import structlog
 import torch
@@ -58,7 +58,8 @@ class Group:
     mesh: DeviceMesh
     """The ranks that hold one copy of the base model, each a part."""
     calls: dist.ProcessGroup
-    """For calls and results; those for tensors is the default one."""
+    """Waits for the next call as long as it takes. Within a call the default group is used, whose
+    patience is limited."""
 
 
 class Ranks:
@@ -176,7 +177,7 @@ class Ranks:
         if self._group is None:
             return [own]
         everyone = [b""] * self.size if self.rank == 0 else None
-        dist.gather_object(_encoded(own), everyone, group=self._group.calls)
+        dist.gather_object(_encoded(own), everyone)
         return [cast(T, _decoded(one)) for one in everyone or ()]
 
     def _send(self, group: Group, call: Call | None) -> None:
@@ -191,7 +192,7 @@ class Ranks:
             os._exit(os.EX_UNAVAILABLE)
         return cast(Call | None, _decoded(received[0]))
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: Call) -> NoReturn:
         log.exception("A rank failed: its group ends.", rank=self.rank, call=call.method)
         # No clean-up: that would wait for ranks that wait for this one.
         os._exit(os.EX_SOFTWARE)

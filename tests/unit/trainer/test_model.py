@@ -152,9 +152,9 @@ def test_an_adapter_on_experts_is_refused(tmp_path: Path) -> None:
 def test_a_sequence_beyond_a_sliding_window_is_refused(tmp_path: Path) -> None:
     config = MistralConfig(**SHAPE, sliding_window=8)
     policy = load(saved(MistralForCausalLM(config), tmp_path))
-    policy.logprobs(batch((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5)), 1.0)
+    policy.check_packing(batch((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5)))
     with pytest.raises(PermanentJobError, match="9 tokens exceeds the model's sliding window of 8"):
-        policy.logprobs(batch((1, 2, 3, 4, 5, 6, 7)), 1.0)
+        policy.check_packing(batch((1, 2, 3, 4, 5, 6, 7)))
 
 
 def test_the_device_is_what_the_setting_says() -> None:
