@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import Canary
 
 LOG_HALF = math.log(0.5)
@@ -43,8 +44,16 @@ TOLERANCES: Mapping[str, CanaryTolerance] = {
     # multiple. A step at learning rate 5e-4 moves a canary by 0.2 to 0.8, at 1e-4 by about 0.1.
     "bfloat16": CanaryTolerance(mean_abs_max=0.15, change_min=0.2),
     "float32": CanaryTolerance(mean_abs_max=0.01, change_min=0.005),
+    # The trainer's base model is of 4 bits, the engine's is not: another model answers, and the
+    # check tells how far it is. It still refuses an adapter that is none of this run.
+    "nf4": CanaryTolerance(mean_abs_max=1.0, change_min=4.0),
 }
-"""By the type that the base model computes in."""
+"""By the type that the base model computes in, or by its quantisation."""
+
+
+def tolerance_of(model: ModelSection) -> CanaryTolerance:
+    """That of a run's model."""
+    return TOLERANCES[model.dtype if model.quantization == "none" else model.quantization]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,12 @@ MAX_POSITIONS = 256
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int = 0, tie_word_embeddings: bool = True, head_dim: int = 8
+    folder: Path,
+    *,
+    seed: int = 0,
+    tie_word_embeddings: bool = True,
+    head_dim: int = 8,
+    hidden_size: int = 32,
 ) -> Path:
     """Write config, weights (float32) and tokenizer; the same seed gives the same bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -37,8 +42,8 @@ def write_tiny_model(
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(vocabulary),
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,

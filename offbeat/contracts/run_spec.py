@@ -34,7 +34,9 @@ class ModelSection(Contract):
     revision: Annotated[str, Field(max_length=128)] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The type of the base weights and of the arithmetic; adapter masters are always float32."""
-    quantization: Literal["none"] = "none"
+    quantization: Literal["none", "nf4"] = "none"
+    """`nf4`: the trainer holds the linear layers in 4 bits (QLoRA). Generators may serve them as
+    they are."""
     chat_template: Annotated[str, Field(max_length=65_536)] | None = None
     """A Jinja template in place of the tokenizer's own."""
 

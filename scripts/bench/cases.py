@@ -43,8 +43,8 @@ class Case:
 CASES = (
     Case(prompt_tokens=46, new_tokens=24, trl_batch=8, repeats=5),
     Case(prompt_tokens=46, new_tokens=256, trl_batch=4, repeats=3),
-    Case(prompt_tokens=512, new_tokens=24, trl_batch=2, repeats=2),
-    Case(prompt_tokens=512, new_tokens=256, trl_batch=2, repeats=2),
+    Case(prompt_tokens=512, new_tokens=24, trl_batch=2, repeats=1),
+    Case(prompt_tokens=512, new_tokens=256, trl_batch=2, repeats=1),
 )
 
 

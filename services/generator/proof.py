@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from offbeat.canary import TOLERANCES, CanaryVerdict, verify_canary
+from offbeat.canary import CanaryVerdict, tolerance_of, verify_canary
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import ADAPTER_CONFIG, Canary, Manifest
 from offbeat.errors import IntegrityError
@@ -41,9 +41,9 @@ def check_manifest(manifest: Manifest, model: ModelSection, folder: Path) -> Non
         )
 
 
-def prove(engine: Engine, policy: str, canary: Canary, dtype: str) -> CanaryVerdict:
+def prove(engine: Engine, policy: str, canary: Canary, model: ModelSection) -> CanaryVerdict:
     """Have the engine continue the canary's prompt greedily, before other work, and compare."""
     request = SampleRequest(prompt_ids=canary.prompt_ids, seeds=(0,), guess=canary.completion_ids)
     greedy = Sampling(max_new_tokens=len(canary.completion_ids), temperature=0.0)
     ((completion,),) = engine.generate([request], policy, greedy, urgent=True)
-    return verify_canary(canary, completion.ids, completion.logprobs, TOLERANCES[dtype])
+    return verify_canary(canary, completion.ids, completion.logprobs, tolerance_of(model))

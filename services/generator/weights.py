@@ -233,7 +233,7 @@ class RunPolicies:
             raise UnavailableError(f"the engine took {name} but does not list it")
 
     def _prove(self, name: str, canary: Canary) -> CanaryVerdict:
-        verdict = prove(self._engine, name, canary, self._model.dtype)
+        verdict = prove(self._engine, name, canary, self._model)
         if not verdict.ok:
             raise IntegrityError(verdict.reason)
         return verdict

@@ -10,8 +10,9 @@ The adapter is not divided either. It is small, all ranks change it alike, and w
 complete on whatever number of ranks.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -28,21 +29,46 @@ from offbeat.contracts.run_spec import LoraSection, ModelSection
 from services.trainer.weight_files import OpenWeights, Rows, WeightFiles
 
 
+class Quantizer(Protocol):
+    """Packs the weight of one layer."""
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the weight as it is in the files."""
+        ...
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """The packed weight."""
+        ...
+
+
 def whole_model(
     folder: Path, model: ModelSection, lora: LoraSection, device: torch.device
 ) -> PeftModel:
     """Read all of it. Raises OSError or ValueError for files that do not make the model."""
+    quantized: dict[str, object] = {}
+    if model.quantization == "nf4":
+        from services.trainer.nf4 import config_of
+
+        # Weights are quantised where they are to stay.
+        quantized = {"quantization_config": config_of(model), "device_map": {"": device}}
     loaded = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=getattr(torch, model.dtype),
         attn_implementation=_attention(device),
         local_files_only=True,
         output_loading_info=True,
+        **quantized,
     )
     base, report = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     if missing := report["missing_keys"]:
         # transformers would go on with random weights in their place.
         raise ValueError(f"its files lack {min(missing)!r}")
+    if model.quantization == "nf4":
+        from services.trainer.nf4 import keep_layout
+
+        keep_layout(base)
+        return _adapted(base, lora)
     return cast(PeftModel, _adapted(base, lora).to(device))
 
 
@@ -65,13 +91,22 @@ def divided_model(
             dtype=getattr(torch, model.dtype),
             attn_implementation=_attention(device),
         )
+        if model.quantization == "nf4":
+            from services.trainer.nf4 import lay_out
+
+            lay_out(base, model)
         adapted = _adapted(cast(PreTrainedModel, base), lora)
+    quantizers = dict[str, Quantizer]()
+    if model.quantization == "nf4":
+        from services.trainer.nf4 import packed_layers
+
+        quantizers = packed_layers(adapted)
     base.tie_weights()  # Each was given a tensor of its own on the way to the meta device.
     if (folder / GENERATION_CONFIG_NAME).exists():
         base.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     _divide(base, mesh, offload=offload)
     with open_weights(folder) as files:
-        _read_part(adapted, files, device, offload=offload)
+        _read_part(adapted, files, quantizers, device, offload=offload)
     base.tie_weights()
     return adapted
 
@@ -123,9 +158,15 @@ def _divide(base: PreTrainedModel, mesh: DeviceMesh, *, offload: bool) -> None:
 
 
 def _read_part(
-    adapted: PeftModel, files: WeightFiles, device: torch.device, *, offload: bool
+    adapted: PeftModel,
+    files: WeightFiles,
+    quantizers: Mapping[str, Quantizer],
+    device: torch.device,
+    *,
+    offload: bool,
 ) -> None:
-    """Give every weight its storage: those of the files by rows, those of the adapter as zeros."""
+    """Give every weight its storage: those of the files by rows, those of the adapter as zeros. One
+    that is quantised is read whole, and packed."""
     dtype = next(weight.dtype for weight in adapted.parameters() if not weight.requires_grad)
     kept_on = torch.device("cpu") if offload else device
     parts: dict[str, Tensor] = {}
@@ -137,14 +178,18 @@ def _read_part(
         if file_name not in files:
             raise ValueError(f"its files lack {file_name!r}")
         rows = files[file_name].get_slice(file_name)
-        if rows.get_shape() != list(weight.shape):
+        quantizer = quantizers.get(name)
+        shape = list(weight.shape) if quantizer is None else quantizer.shape
+        if rows.get_shape() != shape:
             raise ValueError(f"{file_name!r} has the shape {rows.get_shape()} in its files")
+        if quantizer is not None:
+            rows = quantizer(rows[:].to(device, dtype))
         is_divided = isinstance(weight, DTensor)
         parts[name] = _own_rows(rows, weight, kept_on if is_divided else device)
     adapted.load_state_dict(parts, strict=False, assign=True)
 
 
-def _own_rows(rows: Rows, weight: Tensor, device: torch.device) -> Tensor:
+def _own_rows(rows: Rows | Tensor, weight: Tensor, device: torch.device) -> Tensor:
     """This rank's rows, as `torch.chunk` divides them; all of a weight that is not divided."""
     if not isinstance(weight, DTensor):
         return rows[:].to(device, weight.dtype)

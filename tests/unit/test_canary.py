@@ -88,4 +88,4 @@ def test_nothing_and_not_a_number_are_refused(logprobs: tuple[float, ...]) -> No
 
 
 def test_every_model_type_has_a_tolerance() -> None:
-    assert set(TOLERANCES) == {"bfloat16", "float32"}
+    assert set(TOLERANCES) == {"bfloat16", "float32", "nf4"}
