@@ -12,7 +12,7 @@ complete on whatever number of ranks.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -27,6 +27,9 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.contracts.run_spec import LoraSection, ModelSection
 from services.trainer.weight_files import OpenWeights, Rows, WeightFiles
+
+if TYPE_CHECKING:
+    from services.trainer.nf4 import Nf4
 
 
 class Quantizer(Protocol):
@@ -46,30 +49,26 @@ def whole_model(
     folder: Path, model: ModelSection, lora: LoraSection, device: torch.device
 ) -> PeftModel:
     """Read all of it. Raises OSError or ValueError for files that do not make the model."""
-    quantized: dict[str, object] = {}
-    if model.quantization == "nf4":
-        from services.trainer.nf4 import config_of
-
-        # Weights are quantised where they are to stay.
-        quantized = {"quantization_config": config_of(model), "device_map": {"": device}}
+    nf4 = _nf4(model)
     loaded = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=getattr(torch, model.dtype),
         attn_implementation=_attention(device),
+        quantization_config=nf4.config if nf4 else None,
+        # Weights are quantised where they are to stay.
+        device_map={"": device} if nf4 else None,
         local_files_only=True,
         output_loading_info=True,
-        **quantized,
     )
     base, report = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     if missing := report["missing_keys"]:
         # transformers would go on with random weights in their place.
         raise ValueError(f"its files lack {min(missing)!r}")
-    if model.quantization == "nf4":
-        from services.trainer.nf4 import keep_layout
-
-        keep_layout(base)
-        return _adapted(base, lora)
-    return cast(PeftModel, _adapted(base, lora).to(device))
+    adapted = _adapted(base, lora)
+    if nf4:
+        nf4.check_layers(base)
+        return adapted
+    return cast(PeftModel, adapted.to(device))
 
 
 def divided_model(
@@ -84,23 +83,17 @@ def divided_model(
 ) -> PeftModel:
     """Read this rank's part, and keep it in host memory where it is to be offloaded. Raises as
     `whole_model` does."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config, nf4 = AutoConfig.from_pretrained(folder, local_files_only=True), _nf4(model)
     with init_empty_weights(include_buffers=False):
         base = AutoModelForCausalLM.from_config(
             config,
             dtype=getattr(torch, model.dtype),
             attn_implementation=_attention(device),
         )
-        if model.quantization == "nf4":
-            from services.trainer.nf4 import lay_out
-
-            lay_out(base, model)
+        if nf4:
+            nf4.lay_out(base)
         adapted = _adapted(cast(PreTrainedModel, base), lora)
-    quantizers = dict[str, Quantizer]()
-    if model.quantization == "nf4":
-        from services.trainer.nf4 import packed_layers
-
-        quantizers = packed_layers(adapted)
+    quantizers = nf4.packed_layers(adapted) if nf4 else {}
     base.tie_weights()  # Each was given a tensor of its own on the way to the meta device.
     if (folder / GENERATION_CONFIG_NAME).exists():
         base.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -109,6 +102,20 @@ def divided_model(
         _read_part(adapted, files, quantizers, device, offload=offload)
     base.tie_weights()
     return adapted
+
+
+def _nf4(model: ModelSection) -> "Nf4 | None":
+    """What brings the model to 4 bits, if it is to have them."""
+    if model.quantization == "none":
+        return None
+    try:
+        from services.trainer.nf4 import Nf4
+    except ImportError as error:
+        raise ValueError(
+            'model.quantization = "nf4" needs bitsandbytes on the trainers: '
+            "pip install 'offbeat[qlora]'"
+        ) from error
+    return Nf4(model)
 
 
 def _attention(device: torch.device) -> str:

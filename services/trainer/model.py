@@ -89,7 +89,7 @@ class Policy:
                 adapted = divided_model(
                     folder, model, lora, device, ranks.mesh, open_weights, offload=offload
                 )
-        except (ImportError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise PermanentJobError(f"model {model.id!r} cannot be trained: {error}") from error
         policy = cls(adapted.eval(), device, ranks)
         policy.config.base_model_name_or_path, policy.config.revision = model.id, model.revision

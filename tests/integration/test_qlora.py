@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
-from bitsandbytes.nn import Linear4bit
+from bitsandbytes.nn.modules import Linear4bit
 from torch.distributed.tensor import DTensor
 
 from offbeat.algorithms.example_packing import Example
