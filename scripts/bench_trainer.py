@@ -1,6 +1,6 @@
 """`make bench-trainer`: one training step against that of TRL's `GRPOTrainer`, on the same samples.
 
-    python -m scripts.bench_trainer [--data-dir .offbeat] [--threads N] [--quick]
+    python -m scripts.bench_trainer [--data-dir .offbeat] [--threads N] [--only WORKLOAD]
 
 Contenders run one after the other, each in a process of its own with the same number of threads.
 Generation, rewards and saving are outside of both steps. The figures are printed, and written to
@@ -106,14 +106,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the training step with TRL's.")
     parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--quick", action="store_true", help="the first workload only")
+    parser.add_argument(
+        "--only", choices=[case.name for case in CASES], help="one workload, and not all four"
+    )
     arguments = parser.parse_args()
     folder: Path = arguments.data_dir / "bench"
     model = resolve_model(load_spec(EXAMPLE).model, arguments.data_dir / "models", None)
     report: dict[str, object] = {**machine(), "threads": arguments.threads}
     figures: list[StepFigures] = []
     steps: dict[str, object] = {}
-    for case in CASES[:1] if arguments.quick else CASES:
+    for case in (one for one in CASES if arguments.only in (None, one.name)):
         one, measured = run_case(case, model, folder / case.name, arguments.threads)
         figures.append(one)
         steps[case.name] = {name: each.model_dump() for name, each in measured.items()}
