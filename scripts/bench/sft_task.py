@@ -5,7 +5,14 @@ from pathlib import Path
 
 from offbeat.algorithms.example_packing import Example
 from offbeat.contracts.base import Contract
-from offbeat.contracts.run_spec import InlineData, ModelSection, RunSpec, SftSection, TrainSection
+from offbeat.contracts.run_spec import (
+    InlineData,
+    LoraSection,
+    ModelSection,
+    RunSpec,
+    SftSection,
+    TrainSection,
+)
 from scripts.bench.cases import TOKEN_IDS
 
 EXAMPLES = 16
@@ -27,6 +34,7 @@ class SftTask(Contract):
         return RunSpec(
             kind="sft",
             model=ModelSection(id=str(self.model)),
+            lora=LoraSection(),
             data=InlineData(source="inline", rows=({"prompt": "unused", "completion": "unused"},)),
             sft=SftSection(batch_size=EXAMPLES),
             train=TrainSection(steps=self.repeats + 1, learning_rate=LEARNING_RATE),

@@ -54,7 +54,7 @@ def _config(task: SftTask, output_dir: Path) -> SFTConfig:
     return SFTConfig(
         output_dir=str(output_dir),
         use_cpu=True,
-        ddp_backend="gloo",
+        ddp_backend="gloo" if ranks > 1 else None,
         model_init_kwargs={"dtype": task.spec().model.dtype},
         per_device_train_batch_size=TRL_BATCH,
         gradient_accumulation_steps=EXAMPLES // TRL_BATCH // ranks,
