@@ -23,6 +23,7 @@ from offbeat.specs import load_spec
 from scripts.bench.contender import StepMeasurement, run_contender
 from scripts.bench.machine import machine
 from scripts.bench.sft_task import SftTask
+from scripts.bench.tables import figure_table
 from scripts.demo import EXAMPLE
 
 GIGABYTE = 1e9
@@ -48,9 +49,8 @@ CONTENDERS = (
 
 def table_of(measured: Mapping[str, StepMeasurement]) -> Table:
     """The figures for a person."""
-    table = Table(title="A supervised step", title_justify="left")
-    for column in ("", "step s", "tokens/s", "loaded GB", "peak GB of rank 0"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = ("step s", "tokens/s", "loaded GB", "peak GB of rank 0")
+    table = figure_table("A supervised step", columns)
     for name, one in measured.items():
         step_s = median(one.seconds)
         table.add_row(

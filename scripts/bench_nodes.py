@@ -24,6 +24,7 @@ from statistics import median
 from offbeat.client import OffbeatClient
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.specs import load_spec
+from scripts.bench.contender import thread_limits
 from scripts.bench.link import ADDRESSES, Link, linked
 from scripts.bench.machine import machine
 from scripts.parts import free_port
@@ -81,7 +82,7 @@ class Nodes:
 
     def _start(self, node: int, port: int) -> subprocess.Popen[bytes]:
         own = {
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(ADDRESSES))),
+            **thread_limits(max(1, (os.cpu_count() or 1) // len(ADDRESSES))),
             "GLOO_SOCKET_IFNAME": self._link.interface(node),
             "OFFBEAT_WORKER_ID": "trainer",
             "OFFBEAT_DATA_DIR": str(self._stack.options.data_dir / f"node-{node}"),

@@ -28,6 +28,7 @@ from scripts.bench.contender import StepMeasurement, StepTask, run_contender, th
 from scripts.bench.figures import StepFigures, step_figures
 from scripts.bench.machine import machine
 from scripts.bench.matmul import Layers, step_flops
+from scripts.bench.tables import figure_table
 from scripts.demo import EXAMPLE
 
 SEED = 0
@@ -83,9 +84,10 @@ def matmul_rate(model: Path, threads: int) -> float:
 
 def table_of(figures: Sequence[StepFigures]) -> Table:
     """The figures for a person."""
-    table = Table(title="A training step: Offbeat against TRL", title_justify="left")
-    for column in ("", "step s", "ratio", "CPU ratio", "tokens/s", "peak GB", "ratio", "matmul"):
-        table.add_column(column, justify="right" if column else "left")
+    table = figure_table(
+        "A training step: Offbeat against TRL",
+        ("step s", "ratio", "CPU ratio", "tokens/s", "peak GB", "ratio", "matmul"),
+    )
     for one in figures:
         peaks = one.offbeat_peak_bytes / GIGABYTE, one.trl_peak_bytes / GIGABYTE
         table.add_row(

@@ -6,6 +6,7 @@
 import fcntl
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ def interrupt_on_signals() -> None:
 
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
+
+
+def on_ranks(ranks: int, *options: str) -> tuple[str, ...]:
+    """Python on so many ranks of torchrun, all on this machine; what they run comes after it."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    return (sys.executable, *torchrun, *options)
 
 
 def end(processes: list[subprocess.Popen[bytes]], grace_s: float = STOP_GRACE_S) -> None:

@@ -37,6 +37,7 @@ from scripts.processes import (
     interrupt_on_signals,
     last_lines,
     locked,
+    on_ranks,
     worker_reports,
 )
 
@@ -294,10 +295,9 @@ def server(name: str, module: str, environment: Mapping[str, str], port: int) ->
 
 
 def _command(module: str, ranks: int = 1) -> tuple[str, ...]:
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     restarts = f"--max-restarts={RANK_RESTARTS_MAX}"
-    ranked = (*launcher, restarts) if ranks > 1 else ()
-    return (sys.executable, *ranked, "-m", f"services.{module}")
+    python = on_ranks(ranks, restarts) if ranks > 1 else (sys.executable,)
+    return (*python, "-m", f"services.{module}")
 
 
 def main() -> int:

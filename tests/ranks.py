@@ -11,8 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from offbeat.algorithms.example_packing import Example
+from offbeat.contracts.run_spec import RunSpec
 from scripts.parts import free_port
+from services.trainer.gradient import Gradient
 from services.trainer.memory import Memory
+from services.trainer.model import Policy
 from services.trainer.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -24,6 +28,28 @@ def joined(*, shard_ranks: int, offload: bool) -> Memory:
     """What a rank keeps; a model's id is its folder."""
     ranks = Ranks.join(CPU, shard_ranks, RANK_TIMEOUT_S)
     return Memory(lambda model: Path(model.id), CPU, ranks, offload=offload)
+
+
+def alone(run: RunSpec) -> Policy:
+    """The run's policy as one process holds it."""
+    return Memory(lambda model: Path(model.id), CPU).policy(run)
+
+
+def ragged_examples() -> list[Example]:
+    """Of 2 to 60 tokens, all but the first a target."""
+    return [
+        Example(ids=tuple(range(5, 5 + length)), is_target=(False, *(True,) * (length - 1)))
+        for length in (2, 60, 30, 40, 50)
+    ]
+
+
+def assert_same(ours: Gradient, expected: Gradient, tolerance: float, relative: float) -> None:
+    """Every tensor has a gradient, and each is the other's."""
+    assert ours.loss == pytest.approx(expected.loss, abs=tolerance)
+    assert ours.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(ours.gradients[name], gradient, atol=tolerance, rtol=relative)
 
 
 @contextmanager

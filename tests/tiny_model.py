@@ -7,6 +7,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from offbeat.objects import ObjectStore
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n"
@@ -14,6 +16,12 @@ CHAT_TEMPLATE = (
 )
 SPECIAL_TOKENS = ("<|im_end|>", "<|im_start|>")
 MAX_POSITIONS = 256
+
+
+def upload(store: ObjectStore, folder: Path, prefix: str) -> None:
+    """Put the files of a model below a prefix."""
+    for path in folder.iterdir():
+        store.put(prefix + path.name, path.read_bytes())
 
 
 def write_tiny_model(

@@ -22,7 +22,7 @@ def block_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
     if model.num_experts > 1:
         # Every expert gets a copy of its tokens and gives one back, twice.
         per_token += size * 6 * model.hidden * model.experts_per_token
-    if setup.method != "full":
+    if setup.trains_adapter:
         per_token -= size * _unused_inputs(model, setup)
         inputs = sum(model.linears[name][0] for name in setup.targets)
         per_token += inputs * _adapter_input_bytes(setup, recipe)

@@ -16,7 +16,7 @@ from offbeat.contracts.plan import GatheredUnit, Phase
 from offbeat.plan.activations import backward_bytes, block_bytes, checkpoint_bytes
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.parameters import lora_parameters, parameters_of
-from offbeat.plan.setup import OFFBEAT, Recipe, Setup
+from offbeat.plan.setup import Recipe, Setup
 
 NF4_BYTES = 0.5
 NAIVE_LOGITS_BYTES = 15.5
@@ -101,7 +101,7 @@ class HeldBytes:
         """What is left there by an offload."""
         if not setup.is_offloaded:
             return self
-        if recipe.keeps_adapter and setup.method != "full":
+        if recipe.keeps_adapter and setup.trains_adapter:
             return replace(self, frozen=0)
         return HeldBytes(quant_state=self.quant_state)
 
@@ -120,7 +120,7 @@ def held_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> HeldBytes:
         frozen = counts.total * base
     elif setup.method == "qlora":
         frozen = counts.linear * NF4_BYTES + (counts.total - counts.linear) * base
-    is_adapter = setup.method != "full"
+    is_adapter = setup.trains_adapter
     weights = trained * (recipe.trained_bytes + (recipe.copy_bytes if is_adapter else 0))
     gradients = 0 if recipe.updates_in_backward else trained * recipe.gradient_bytes
     paged = 0 if recipe.moments_are_paged else trained * recipe.moment_bytes
@@ -162,8 +162,8 @@ def host_bytes(model: Architecture, setup: Setup, recipe: Recipe, *, publishes: 
     trained weights in float32, twice: gathered, and as a file."""
     own = held_bytes(model, setup, recipe)
     offloaded = own.total - own.on_gpu(setup, recipe).total
-    is_adapter = setup.method != "full"
-    gathered = 8 * trained_parameters(model, setup) if publishes and is_adapter else 0
+    is_published = publishes and setup.trains_adapter
+    gathered = 8 * trained_parameters(model, setup) if is_published else 0
     return PROCESS_BYTES + offloaded + gathered
 
 
@@ -176,9 +176,9 @@ def unit_bytes(model: Architecture, setup: Setup) -> float:
     return linear * NF4_BYTES + (counts.block - linear) * setup.dtype_bytes
 
 
-def largest_unit(model: Architecture, setup: Setup) -> GatheredUnit | None:
+def largest_unit(model: Architecture, setup: Setup, recipe: Recipe) -> GatheredUnit | None:
     """What is gathered at once: two of it can be there, and no plan fits where they do not."""
-    if not _is_gathered(setup, OFFBEAT):
+    if not _is_gathered(setup, recipe):
         return None
     block, table = unit_bytes(model, setup), parameters_of(model).table * setup.dtype_bytes
     if model.is_tied or block >= table:
@@ -231,7 +231,7 @@ def _tables_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
     counts = parameters_of(model)
     if recipe.gathers_tables_for_good or model.is_tied:
         return counts.tables * setup.dtype_bytes
-    return counts.table * setup.dtype_bytes if recipe.keeps_head and setup.method != "full" else 0
+    return counts.table * setup.dtype_bytes if recipe.keeps_head and setup.trains_adapter else 0
 
 
 def _gathered_at_head(model: Architecture, setup: Setup, recipe: Recipe) -> float:

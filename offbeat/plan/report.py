@@ -62,7 +62,7 @@ def make_plan(
         low_bytes=round(total * (1 - BAND)),
         high_bytes=round(total * (1 + BAND)),
         ranks=_ranks(model, choice, cluster),
-        largest_unit=largest_unit(model, choice.setup),
+        largest_unit=largest_unit(model, choice.setup, OFFBEAT),
         verdict=choice.verdict,
         remedies=remedies(model, wanted, cluster) if choice.verdict == "does not fit" else (),
         speed=_speed(model, choice, wanted, cluster, traffic.between_nodes_s),
@@ -82,7 +82,7 @@ def _settings(choice: Choice, wanted: Wanted) -> PlanSettings:
     }
     return PlanSettings(
         method=setup.method,
-        lora_rank=None if setup.method == "full" else setup.rank,
+        lora_rank=setup.rank if setup.trains_adapter else None,
         token_budget=setup.token_budget,
         gradient_checkpointing=setup.is_checkpointed,
         offload=setup.is_offloaded,
@@ -105,7 +105,7 @@ def _ranks(model: Architecture, choice: Choice, cluster: Cluster) -> tuple[RankM
 
     def rank(name: str, *, publishes: bool) -> RankMemory:
         recipe = OFFBEAT
-        if not publishes and choice.setup.method != "full":
+        if not publishes and choice.setup.trains_adapter:
             recipe = replace(OFFBEAT, trained_bytes=0, moment_bytes=0, update_bytes=0)
         return RankMemory(
             ranks=name,
@@ -161,6 +161,6 @@ def _assumptions(
         )
     if cluster.num_nodes > 1:
         said.append(f"{options.link_gbit_per_s:g} Gbit/s between nodes.")
-    if choice.setup.is_offloaded and choice.setup.method == "full":
+    if choice.setup.is_offloaded and not choice.setup.trains_adapter:
         said.append("The host's memory moves 200 GB/s; AdamW on the CPU is bound by it.")
     return tuple(said)

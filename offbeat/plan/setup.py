@@ -31,6 +31,11 @@ class Setup:
     """Pairs of a query and a key whose attention weight is kept for the backward, where the
     attention is no fused kernel; per head."""
 
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether the base model is frozen."""
+        return self.method != "full"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

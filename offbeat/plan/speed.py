@@ -101,7 +101,7 @@ def _transfer_s(model: Architecture, setup: Setup, cluster: Cluster) -> float:
 
 
 def _update_s(model: Architecture, setup: Setup, recipe: Recipe, cluster: Cluster) -> float:
-    stays = recipe.keeps_adapter and setup.method != "full"
+    stays = recipe.keeps_adapter and setup.trains_adapter
     if not setup.is_offloaded or stays:
         return 0
     own = held_bytes(model, setup, recipe)

@@ -26,7 +26,7 @@ def traffic_of(model: Architecture, choice: Choice, cluster: Cluster) -> PlanTra
     between = 0.0
     if choice.sharding == "across nodes":
         between = weights
-    elif cluster.num_nodes > 1 and setup.method != "full":
+    elif cluster.num_nodes > 1 and setup.trains_adapter:
         between = (OFFBEAT.gradient_bytes + INSTALLS * OFFBEAT.copy_bytes) * trained
     elif cluster.num_nodes > 1:
         # A ring: every node sends and receives each gradient twice, but for its own share.

@@ -17,6 +17,7 @@ import torch
 from offbeat.contracts.base import Contract
 from offbeat.contracts.rollouts import Rollout
 from offbeat.tables import decode_rollouts
+from scripts.processes import on_ranks
 
 K = TypeVar("K", bound=Contract)
 
@@ -113,10 +114,9 @@ def run_contender(
     """Start a contender and wait for it: one process, or ranks of torchrun."""
     task_path, result_path = folder / "task.json", folder / "measurement.json"
     task_path.write_text(task.model_dump_json())
-    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    launcher = (sys.executable, *(torchrun if ranks else ()))
+    python = on_ranks(ranks) if ranks else (sys.executable,)
     subprocess.run(
-        [*launcher, "-m", module, str(task_path), str(result_path)],
+        [*python, "-m", module, str(task_path), str(result_path)],
         check=True,
         env={**os.environ, **thread_limits(threads)},
     )

@@ -7,6 +7,7 @@ from statistics import median
 from rich.table import Table
 
 from scripts.bench.generator_cases import GeneratorCase
+from scripts.bench.tables import figure_table
 
 OFFBEAT = "offbeat"
 
@@ -47,9 +48,7 @@ def table_of(
 ) -> Table:
     """The figures for a person: tokens/s, and in brackets what Offbeat's are of them."""
     others = [name for name in calls[0] if name != OFFBEAT]
-    table = Table(title="Generation, tokens/s", title_justify="left")
-    for column in ("", OFFBEAT, *others):
-        table.add_column(column, justify="right" if column else "left")
+    table = figure_table("Generation, tokens/s", (OFFBEAT, *others))
     for case, its in zip(cases, calls, strict=False):
         rates = {name: median(call.tokens_per_s for call in one) for name, one in its.items()}
         table.add_row(

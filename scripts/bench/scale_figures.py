@@ -8,6 +8,7 @@ from rich.table import Table
 from scripts.bench.scale_calls import COMPLETE, LEASE, LONG_POLLS, Ledger
 from scripts.bench.scale_fleet import Measured, Phase
 from scripts.bench.sync_figures import MEGABYTE, MILLISECOND, Percentiles
+from scripts.bench.tables import figure_table
 
 CONTROL_PLANE = ("orchestrator", "weight_proxy", "valkey", "database")
 """What a step's cost is counted over; SQLite is part of the orchestrator."""
@@ -146,12 +147,8 @@ ROWS: Mapping[str, str] = {
 
 
 def _table(title: str, cases: Sequence[CaseFigures]) -> Table:
-    """A column for what a row is, and one for each case."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for case in cases:
-        table.add_column(case["case"], justify="right")
-    return table
+    """A column for each case."""
+    return figure_table(title, (case["case"] for case in cases))
 
 
 def growth_table(cases: Sequence[CaseFigures]) -> Table:

@@ -31,17 +31,10 @@ def measure(task: SftTask) -> StepMeasurement:
     else:
         loaded_bytes = _lead(task, memory, stopwatch)
         memory.ranks.leave()
-    peak_bytes = memory_bytes("VmHWM")
-    print(f"    rank {memory.ranks.rank}: {peak_bytes / 1e9:.2f} GB at its peak", flush=True)
-    examples = task.examples()
-    return StepMeasurement(
-        seconds=stopwatch.seconds,
-        cpu_seconds=stopwatch.cpu_seconds,
-        loaded_bytes=loaded_bytes,
-        peak_bytes=peak_bytes,
-        forwarded_tokens=sum(len(example.ids) for example in examples),
-        scored_tokens=sum(sum(example.is_target) for example in examples),
-    )
+    measured = task.measured(stopwatch, loaded_bytes)
+    peak_gb = measured.peak_bytes / 1e9
+    print(f"    rank {memory.ranks.rank}: {peak_gb:.2f} GB at its peak", flush=True)
+    return measured
 
 
 def _lead(task: SftTask, memory: Memory, stopwatch: Stopwatch) -> int:
@@ -49,11 +42,11 @@ def _lead(task: SftTask, memory: Memory, stopwatch: Stopwatch) -> int:
     spec = task.spec()
     policy = memory.policy(spec)
     state = starting_state(seeded_adapter(policy.shapes, spec.train.seed))
-    loaded_bytes = memory_bytes("VmRSS")
+    loaded_bytes, examples = memory_bytes("VmRSS"), task.examples()
     for step in range(WARM_UP_STEPS + task.repeats):
         stopwatch.start()
         policy.install(state.masters)
-        batches = example_batches(task.examples(), spec.train, policy.device)
+        batches = example_batches(examples, spec.train, policy.device)
         gradient, _ = sft_gradient(
             policy, batches, spec.train, version=step + 1, between=lambda _: None
         )

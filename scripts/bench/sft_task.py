@@ -14,6 +14,7 @@ from offbeat.contracts.run_spec import (
     TrainSection,
 )
 from scripts.bench.cases import TOKEN_IDS
+from scripts.bench.contender import StepMeasurement, Stopwatch, memory_bytes
 
 EXAMPLES = 16
 LENGTHS = (96, 288)
@@ -44,6 +45,18 @@ class SftTask(Contract):
         """Random tokens: no contender's time depends on them."""
         draw = random.Random("ranks")
         return [_example(draw, draw.randint(*LENGTHS)) for _ in range(EXAMPLES)]
+
+    def measured(self, stopwatch: Stopwatch, loaded_bytes: int) -> StepMeasurement:
+        """What this process did."""
+        examples = self.examples()
+        return StepMeasurement(
+            seconds=stopwatch.seconds,
+            cpu_seconds=stopwatch.cpu_seconds,
+            loaded_bytes=loaded_bytes,
+            peak_bytes=memory_bytes("VmHWM"),
+            forwarded_tokens=sum(len(example.ids) for example in examples),
+            scored_tokens=sum(sum(example.is_target) for example in examples),
+        )
 
 
 def _example(draw: random.Random, length: int) -> Example:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from rich.table import Table
 
+from scripts.bench.tables import figure_table
+
 STAGES = ("visible", "loaded", "served", "sampled")
 MILLISECOND = 1e-3
 MEGABYTE = 1e6
@@ -108,10 +110,10 @@ def figures(
 
 def table_of(cases: Sequence[Mapping[str, object]]) -> Table:
     """The figures for a person."""
-    table = Table(title="From the manifest to the generators: p50 / p99, ms", title_justify="left")
-    table.add_column("")
-    for column in ("visible", "loaded", "served", "first sample", "MB read", "paused", "gaps"):
-        table.add_column(column, justify="right")
+    table = figure_table(
+        "From the manifest to the generators: p50 / p99, ms",
+        ("visible", "loaded", "served", "first sample", "MB read", "paused", "gaps"),
+    )
     for one in cases:
         read_mb = float(str(one["s3_read_bytes_per_version"])) / MEGABYTE
         table.add_row(

@@ -120,7 +120,7 @@ def scored_model(model: Architecture, setup: Setup) -> ScoredModel:
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     base = cast(LlamaForCausalLM, made)
-    if setup.method != "full":
+    if setup.trains_adapter:
         base.requires_grad_(False)
         adapter = LoraConfig(
             r=setup.rank,

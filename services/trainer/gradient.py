@@ -121,7 +121,7 @@ def step_gradient(
     """Forward and backward through all micro-batches of rollouts, and what there was to see; None
     where nothing had to be forwarded. Raises as `accumulate` does."""
     weights_S = LOSSES[spec.train.loss].reduction(batch.lengths_S, spec.rollout.max_new_tokens)
-    term = PolicyLoss(spec=spec, weights_S=weights_S.to(policy.device))
+    term = PolicyLoss(spec=spec, weights_S=weights_S)
     gradient, records = accumulate(
         policy, batches, term, spec.train, version=version, between=between
     )

@@ -71,8 +71,8 @@ class Memory:
         key = (spec.model, spec.lora.model_copy(update={"init_from": None}))
         if self._policy is None or self._policy_key != key:
             self._state = None
-            # Here a store that does not answer fails the job; there it would end the group.
-            self._resolve_model(spec.model)
+            # A store that does not answer here fails the job; within a call it ends the group.
+            self._policy_folder = self._resolve_model(spec.model)
             self._load(spec.model, spec.lora)
             self._policy_key = key
         return self.loaded()
@@ -89,7 +89,9 @@ class Memory:
     @collective
     def _load(self, model: ModelSection, lora: LoraSection) -> None:
         self._policy = None
-        self._policy_folder = self._resolve_model(model)
+        if self.ranks.rank > 0:
+            self._policy_folder = self._resolve_model(model)
+        assert self._policy_folder is not None, "rank 0 has resolved the model before"
         self._policy = Policy.load(
             self._policy_folder,
             model,

@@ -76,7 +76,8 @@ class Ranks:
         hold one copy of the base model together: by default those of a machine."""
         if "WORLD_SIZE" not in os.environ:
             return cls()
-        size = int(os.environ["WORLD_SIZE"])
+        timeout = timedelta(seconds=timeout_s)
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
         shards = shard_ranks or int(os.environ["LOCAL_WORLD_SIZE"])
         if size % shards:
             raise ValueError(
@@ -85,8 +86,6 @@ class Ranks:
             )
         # Tensors that are offloaded are exchanged too, and NCCL knows those of GPUs only.
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-        timeout = timedelta(seconds=timeout_s)
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
         # torchrun keeps its store when it starts the ranks again: the addresses there are old.
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         dist.init_process_group(

@@ -15,15 +15,10 @@ from offbeat.contracts.run_spec import ModelSection
 from offbeat.errors import InvalidRequestError, PermanentJobError
 from offbeat.models import GgufPackage, gguf_folder, load_tokenizer, path_below, resolve_model
 from offbeat.objects import S3ObjectStore
-from tests.tiny_model import CHAT_TEMPLATE
+from tests.tiny_model import CHAT_TEMPLATE, upload
 
 SMOLLM2_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
 """Of the safetensors file: the conversion rounds the same way everywhere."""
-
-
-def upload(store: S3ObjectStore, folder: Path, prefix: str) -> None:
-    for path in folder.iterdir():
-        store.put(prefix + path.name, path.read_bytes())
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -10,7 +10,6 @@ from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn.modules import Linear4bit
 from torch.distributed.tensor import DTensor
 
-from offbeat.algorithms.example_packing import Example
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.errors import PermanentJobError
 from services.trainer.faithful import smallest_batch
@@ -21,14 +20,9 @@ from services.trainer.optimizer import next_state
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient
 from services.trainer.state import TrainerState, starting_state
-from tests.ranks import CPU, running_ranks
+from tests.ranks import CPU, alone, assert_same, ragged_examples, running_ranks
 from tests.specs import sft_spec
 from tests.tiny_model import write_tiny_model
-
-EXAMPLES = [
-    Example(ids=tuple(range(5, 5 + length)), is_target=(False, *(True,) * (length - 1)))
-    for length in (2, 60, 30, 40, 50)
-]
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +45,6 @@ def spec_of(model: Path, quantization: str = "nf4", **train: Any) -> RunSpec:
     return sft_spec(model=section, train={"token_budget": 64, **train})
 
 
-def alone(run: RunSpec) -> Policy:
-    return Memory(lambda model: Path(model.id), CPU).policy(run)
-
-
 def state_of(policy: Policy) -> TrainerState:
     generator = torch.Generator().manual_seed(5)
     return starting_state(
@@ -67,7 +57,7 @@ def state_of(policy: Policy) -> TrainerState:
 
 def gradient_of(policy: Policy, run: RunSpec, state: TrainerState) -> Gradient:
     policy.install(state.masters)
-    batches = example_batches(EXAMPLES, run.train, CPU)
+    batches = example_batches(ragged_examples(), run.train, CPU)
     gradient, _ = sft_gradient(policy, batches, run.train, version=1, between=lambda _: None)
     return gradient
 
@@ -140,6 +130,4 @@ def test_ranks_compute_the_gradient_of_one_process(
     state = state_of(one)
     expected = gradient_of(one, run, state)
     ours = gradient_of(ranked.policy(run), run, state)
-    assert ours.loss == pytest.approx(expected.loss, abs=1e-5)
-    for name, gradient in expected.gradients.items():
-        torch.testing.assert_close(ours.gradients[name], gradient, atol=1e-5, rtol=1e-3)
+    assert_same(ours, expected, 1e-5, 1e-3)

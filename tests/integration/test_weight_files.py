@@ -9,6 +9,7 @@ from safetensors.torch import save
 
 from offbeat.objects import S3ObjectStore
 from services.trainer.weight_files import weights_of_folder, weights_of_store
+from tests.tiny_model import upload
 
 INDEX = "model.safetensors.index.json"
 
@@ -21,8 +22,7 @@ def prefix(run_id: str) -> str:
 def test_rows_of_the_store_are_those_of_the_folder(
     tiny_model: Path, store: S3ObjectStore, prefix: str
 ) -> None:
-    for path in tiny_model.iterdir():
-        store.put(prefix + path.name, path.read_bytes())
+    upload(store, tiny_model, prefix)
     stored = weights_of_store(store, prefix)
     with weights_of_folder(tiny_model) as local:
         assert stored.keys() == local.keys()

@@ -15,6 +15,7 @@ from offbeat.contracts.runs import RunStatus
 from offbeat.objects import S3ObjectStore
 from scripts.stack import Stack, StackOptions, running_stack
 from tests.specs import sft_spec_dict, spec_dict
+from tests.tiny_model import upload
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -38,13 +39,6 @@ def adapter_of(client: OffbeatClient, run_id: str) -> str:
 
 def times_started(stack: Stack) -> int:
     return (stack.options.logs / "trainer-1.log").read_text().count(RESTARTED)
-
-
-def put_model(store: S3ObjectStore, folder: Path) -> str:
-    """Its address in the store."""
-    for path in folder.iterdir():
-        store.put(f"models/tiny/{path.name}", path.read_bytes())
-    return f"s3://{store.bucket}/models/tiny"
 
 
 def kill_rank(stack: Stack, rank: int, is_time: Callable[[], bool]) -> None:
@@ -77,7 +71,9 @@ def test_the_death_of_a_rank_costs_a_step_and_changes_nothing(
         kill_rank(stack, 1, lambda: client.run(run_id).progress.step >= 1)
         kill_rank(stack, 0, lambda: client.run(run_id).progress.step >= 3)
         assert adapter_of(client, run_id) == undisturbed
-        stored = put_model(S3ObjectStore.connect(stack.object_store), tiny_model)
+        store = S3ObjectStore.connect(stack.object_store)
+        upload(store, tiny_model, "models/tiny/")
+        stored = f"s3://{store.bucket}/models/tiny"
         supervised = [
             client.submit(sft_spec_dict(model={"id": model}, train={"steps": STEPS})).id
             for model in (str(tiny_model), stored)
