@@ -209,7 +209,10 @@ def test_a_module_in_the_folder_of_the_start_is_found_and_an_interrupt_ends_the_
         "    time.sleep(600)\n"
     )
     (tmp_path / "service").mkdir()
+    # A shell has what it starts in the background ignore interrupts, and a test run is started so.
     (tmp_path / "service" / "__main__.py").write_text(
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from offbeat.contracts.run_spec import PythonReward\n"
         "from offbeat.rewards.scorer import RewardScorer\n"
         "from offbeat.rewards.scores import RewardSample\n"
