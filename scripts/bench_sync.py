@@ -34,7 +34,7 @@ from scripts.bench.sync_parts import Generators, SyncServers, running_servers
 from scripts.bench.sync_publisher import Publication, Publisher
 from scripts.demo import EXAMPLE
 from scripts.processes import interrupt_on_signals
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 
 RUN_ID = "run-bench"
 VERSIONS, QUICK_VERSIONS = 50, 8
@@ -45,7 +45,7 @@ REST_S = 1.0
 def run_case(case: SyncCase, model: Path, versions: int, folder: Path) -> dict[str, object]:
     """Publish the versions one by one, each once all generators have used the one before."""
     spec = sync_spec(str(model), ADAPTERS[case.size], versions)
-    policy = Policy.load(model, spec.model, spec.lora, torch.device("cpu"))
+    policy = Policy.load(model, spec.model, spec.adapter, torch.device("cpu"))
     with running_servers(folder) as servers:
         publisher = Publisher(
             run_id=RUN_ID,

@@ -138,7 +138,7 @@ def figures(
     trained_rate = median(values_of(metrics, "perf/trained_tok_s")[WARM_UP_STEPS:])
     flops = step_flops(
         layers,
-        rank=spec.lora.rank,
+        rank=spec.adapter.rank,
         forwarded_tokens=round(forwarded),
         # Groups without variance count as trained, and are not forwarded.
         scored_tokens=round(min(trained_rate * step_s, forwarded)),

@@ -13,26 +13,51 @@ import torch.distributed as dist
 
 from offbeat.algorithms.example_packing import Example
 from offbeat.contracts.run_spec import RunSpec
+from offbeat.objects import S3ObjectStore
+from offbeat.settings import ObjectStoreSettings
 from scripts.parts import free_port
 from services.trainer.gradient import Gradient
 from services.trainer.memory import Memory
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from services.trainer.ranks import Ranks
+from tests.service_process import store_environment
 
 CPU = torch.device("cpu")
 RANK_TIMEOUT_S = 60.0
 """A rank that waits for another one for longer has found a deadlock."""
 
 
-def joined(*, shard_ranks: int, offload: bool) -> Memory:
+def memory_of(
+    ranks: Ranks | None = None, *, store: S3ObjectStore | None = None, offload: bool = False
+) -> Memory:
     """What a rank keeps; a model's id is its folder."""
+    return Memory(lambda model: Path(model.id), CPU, ranks, store=store, offload=offload)
+
+
+def joined(*, shard_ranks: int, offload: bool) -> Memory:
+    """What a rank of the group keeps that the environment names, as it names the store."""
     ranks = Ranks.join(CPU, shard_ranks, RANK_TIMEOUT_S)
-    return Memory(lambda model: Path(model.id), CPU, ranks, offload=offload)
+    return memory_of(ranks, store=S3ObjectStore.connect(ObjectStoreSettings()), offload=offload)
 
 
 def alone(run: RunSpec) -> Policy:
     """The run's policy as one process holds it."""
-    return Memory(lambda model: Path(model.id), CPU).policy(run)
+    return memory_of().policy(run)
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """What a trainer that is alone becomes when it trains all weights ends with the test."""
+    try:
+        yield
+    finally:
+        leave_group()
+
+
+def leave_group() -> None:
+    """Have this process be of no group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def ragged_examples() -> list[Example]:
@@ -54,7 +79,12 @@ def assert_same(ours: Gradient, expected: Gradient, tolerance: float, relative: 
 
 @contextmanager
 def running_ranks(
-    log: Path, size: int, *, shard_ranks: int, offload: bool = False
+    log: Path,
+    size: int,
+    *,
+    shard_ranks: int,
+    offload: bool = False,
+    settings: ObjectStoreSettings | None = None,
 ) -> Iterator[Memory]:
     """Rank 0's memory, while the others follow; in the end they leave with it."""
     environment = {
@@ -63,6 +93,7 @@ def running_ranks(
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "OMP_NUM_THREADS": "1",
+        **(store_environment(settings) if settings else {}),
     }
     mode = "offload" if offload else "stay"
     with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
@@ -88,5 +119,4 @@ def running_ranks(
         finally:
             for follower in followers:
                 follower.kill()
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            leave_group()

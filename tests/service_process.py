@@ -67,6 +67,16 @@ class ServiceProcess:
         assert self.http.get("/readyz").status_code == 200
 
 
+def store_environment(s3: ObjectStoreSettings) -> dict[str, str]:
+    """The variables that name the store to a process."""
+    return {
+        "OFFBEAT_S3_ENDPOINT_URL": s3.endpoint_url or "",
+        "OFFBEAT_S3_BUCKET": s3.bucket,
+        "OFFBEAT_S3_ACCESS_KEY_ID": s3.access_key_id,
+        "OFFBEAT_S3_SECRET_ACCESS_KEY": s3.secret_access_key.get_secret_value(),
+    }
+
+
 @contextmanager
 def running_service(
     module: str, folder: Path, s3: ObjectStoreSettings, environment: Mapping[str, str]
@@ -77,10 +87,7 @@ def running_service(
     log = folder / f"{module}.log"
     own = {
         "OFFBEAT_LOG_FORMAT": "json",
-        "OFFBEAT_S3_ENDPOINT_URL": s3.endpoint_url or "",
-        "OFFBEAT_S3_BUCKET": s3.bucket,
-        "OFFBEAT_S3_ACCESS_KEY_ID": s3.access_key_id,
-        "OFFBEAT_S3_SECRET_ACCESS_KEY": s3.secret_access_key.get_secret_value(),
+        **store_environment(s3),
         "OFFBEAT_ORCHESTRATOR_PORT": str(port),
         "OFFBEAT_ORCHESTRATOR_DATABASE_URL": f"sqlite:///{folder}/orchestrator.db",
         "OFFBEAT_WEIGHT_PROXY_PORT": str(port),

@@ -38,7 +38,7 @@ def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> T
         rollouts=RolloutFetcher(store),
         examples=example_tables(store),
         published_hash=published_hashes(proxy),
-        memory=Memory(lambda _: model, torch.device("cpu")),
+        memory=Memory(lambda _: model, torch.device("cpu"), store=store),
         parent_wait_s=0.0,
     )
 

@@ -254,10 +254,14 @@ def spec_summary(spec: RunSpec) -> RenderableType:
 
 def _spec_fields(spec: RunSpec) -> dict[str, str]:
     return {
-        "model": f"{spec.model.id}, {spec.model.dtype}, LoRA rank {spec.lora.rank}",
+        "model": f"{spec.model.id}, {spec.model.dtype}, {_trained(spec)}",
         "data": f"{spec.data.source}: {_data(spec.data)}",
         **(_sft_fields(spec) if spec.kind == "sft" else _grpo_fields(spec)),
     }
+
+
+def _trained(spec: RunSpec) -> str:
+    return f"LoRA rank {spec.lora.rank}" if spec.lora else "all weights"
 
 
 def _grpo_fields(spec: RunSpec) -> dict[str, str]:

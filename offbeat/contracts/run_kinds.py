@@ -62,9 +62,19 @@ def kind_complaint(kind: RunKind, spec: Contract) -> str | None:
             default = type(section)() if not field else type(section).model_fields[field].default
             if (getattr(section, field) if field else section) != default:
                 return f'{part} belongs to kind = "{other}": leave it out'
-    if kind == "sft" and "lora" not in spec.model_fields_set:
+    return None
+
+
+def full_complaint(quantization: str, checkpoint_every: int, *, is_full: bool) -> str | None:
+    """What does not go with training all weights, or with an adapter alone."""
+    if is_full and quantization != "none":
         return (
-            'kind = "sft" without lora means full fine-tuning, which trainers cannot do: '
-            "add a [lora] section"
+            f'model.quantization = "{quantization}": full fine-tuning cannot train weights of 4 '
+            "bits: add a [lora] section, or leave it out"
+        )
+    if not is_full and checkpoint_every > 1:
+        return (
+            "train.checkpoint_every belongs to full fine-tuning: every version of an adapter is "
+            "a checkpoint; leave it out"
         )
     return None

@@ -17,7 +17,13 @@ from pydantic import (
 )
 
 from offbeat.contracts.base import Contract
-from offbeat.contracts.run_kinds import RunKind, SftSection, kind_complaint, rewards_complaint
+from offbeat.contracts.run_kinds import (
+    RunKind,
+    SftSection,
+    full_complaint,
+    kind_complaint,
+    rewards_complaint,
+)
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,63}$")]
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
@@ -269,6 +275,10 @@ class TrainSection(Contract):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    checkpoint_every: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """In full fine-tuning: every Nth version has weights and optimizer state in the store. Who goes
+    on from another one takes the steps after the last such version again. The state of an adapter
+    is small: all of its versions have it."""
 
     @model_validator(mode="after")
     def _loss_and_correction_agree(self) -> Self:
@@ -342,7 +352,8 @@ class RunSpec(Contract):
         Field(default_factory=dict)
     )
     model: ModelSection
-    lora: LoraSection = LoraSection()
+    lora: LoraSection | None = Field(default=None, validate_default=True)
+    """None, in a supervised run: all weights of the model are trained."""
     data: DataSection
     rewards: Annotated[tuple[RewardSection, ...], Field(max_length=32)] = Field(
         default=(), validate_default=True
@@ -355,6 +366,13 @@ class RunSpec(Contract):
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
 
+    @field_validator("lora")
+    @classmethod
+    def _only_supervised_runs_train_all(
+        cls, lora: LoraSection | None, info: ValidationInfo
+    ) -> LoraSection | None:
+        return LoraSection() if lora is None and info.data.get("kind") != "sft" else lora
+
     @field_validator("rewards")
     @classmethod
     def _rewards_fit_kind(
@@ -366,7 +384,11 @@ class RunSpec(Contract):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        if complaint := kind_complaint(self.kind, self):
+        quantization, every = self.model.quantization, self.train.checkpoint_every
+        if complaint := (
+            kind_complaint(self.kind, self)
+            or full_complaint(quantization, every, is_full=self.is_full)
+        ):
             raise ValueError(complaint)
         labels = [reward.label for reward in self.rewards]
         twice = sorted({label for label in labels if labels.count(label) > 1})
@@ -380,6 +402,22 @@ class RunSpec(Contract):
                 f"rollout.max_new_tokens ({self.rollout.max_new_tokens})"
             )
         return self
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all weights of the model are trained."""
+        return self.lora is None
+
+    @property
+    def adapter(self) -> LoraSection:
+        """The adapter of a run that has one, as all have but those of full fine-tuning."""
+        assert self.lora is not None, "full fine-tuning has no adapter"
+        return self.lora
+
+    @property
+    def init_from(self) -> str | None:
+        """The adapter to start from, if there is one."""
+        return self.lora.init_from if self.lora else None
 
     @property
     def eval_versions(self) -> tuple[int, ...]:

@@ -5,9 +5,9 @@ which publish of a version wins. A version that can be read is therefore always 
 """
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from offbeat.contracts.base import Contract
 from offbeat.contracts.bounds import Id, Metrics, Name, ObjectKey, Positive, TokenId, Version
@@ -20,8 +20,14 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 """The PEFT folder: what generators pull."""
+STATE_RECORD = "trainer_state.json"
+"""What of the trainer's state is no tensor; every version has one."""
+STATE_INDEX = "trainer_state.index.json"
+"""Of a version of full fine-tuning at which the state is kept: where each part of it lies."""
 FILE_BYTES_MAX = 4 * 2**30
 """No file of a version may be larger: rank 512 on a 70B model stays well below."""
+FILES_MAX = 16_384
+"""At most of a version: 70B weights in full with their optimizer are about 800 files."""
 RANK_MAX = 65_536
 
 
@@ -69,19 +75,40 @@ class Manifest(Contract):
     attempt: Positive
     """The job and attempt that made it: together with the version they name the prefix."""
     prefix: Annotated[str, StringConstraints(pattern=r"^runs/[^/]+/versions/[^/]+/$")]
-    files: Annotated[tuple[VersionFile, ...], Field(min_length=1, max_length=64)]
+    files: Annotated[tuple[VersionFile, ...], Field(min_length=1, max_length=FILES_MAX)]
     base_model: Annotated[str, Field(max_length=1024)]
     base_revision: Annotated[str, Field(max_length=128)] | None
-    rank: Annotated[int, Field(ge=1, le=RANK_MAX)]
-    alpha: float
+    rank: Annotated[int, Field(ge=1, le=RANK_MAX)] | None = None
+    """Of the adapter; none in full fine-tuning, which has none."""
+    alpha: float | None = None
     use_rslora: bool = False
-    target_modules: Annotated[tuple[Name, ...], Field(max_length=4096)]
-    canary: Canary
+    target_modules: Annotated[tuple[Name, ...], Field(max_length=4096)] = ()
+    canary: Canary | None = None
+    """None in full fine-tuning: no generator pulls its versions."""
     metrics: Metrics = Field(default_factory=dict)
     """Metrics of the step that made the version, so that no later attempt has to recompute them."""
     dropped_group_ids: tuple[Name, ...] = ()
     """Groups of the step that the trainer refused (unknown hash, too old): an event names each."""
     skipped: SkippedStep | None = None
+
+    @model_validator(mode="after")
+    def _an_adapter_is_whole(self) -> Self:
+        if not self.has_adapter:
+            return self
+        if self.rank is None or self.alpha is None or self.canary is None:
+            raise ValueError("a version with an adapter has its rank, its alpha and a canary")
+        return self
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether generators can pull it; else all weights of the model are trained."""
+        return any(file.name == ADAPTER_WEIGHTS for file in self.files)
+
+    @property
+    def proof(self) -> Canary:
+        """The canary of a version that has an adapter."""
+        assert self.canary is not None, "full fine-tuning has no canary"
+        return self.canary
 
     def file(self, name: str) -> VersionFile:
         """The entry called `name`; KeyError where there is none."""
@@ -94,6 +121,17 @@ class Manifest(Contract):
     def adapter_sha256(self) -> str:
         """The identity of the policy: the hash of its weights file."""
         return self.file(ADAPTER_WEIGHTS).sha256
+
+    @property
+    def sha256(self) -> str:
+        """What tells the version from any other one: the hash of its adapter, or in full
+        fine-tuning of the record, which holds its parent's."""
+        return self.adapter_sha256 if self.has_adapter else self.file(STATE_RECORD).sha256
+
+    def agrees_with(self, sealed: Self) -> bool:
+        """Whether it is the version that was sealed, though by another attempt: its files are among
+        these."""
+        return set(sealed.files) <= set(self.files)
 
 
 class PublishedVersion(Contract):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.contracts.plan import Method, PlanOptions
-from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.run_spec import LoraSection, RunSpec
 from offbeat.errors import InvalidRequestError
 from offbeat.plan.architecture import Architecture
 from offbeat.plan.parameters import lora_targets
@@ -52,7 +52,8 @@ class Wanted:
 
 def wanted_of(spec: RunSpec, options: PlanOptions, model: Architecture) -> Wanted:
     """What the spec and the options ask for. Raises `InvalidRequestError` where these disagree."""
-    train, lora = spec.train, spec.lora
+    # The options may ask for an adapter where the spec has none.
+    train, lora = spec.train, spec.lora or LoraSection()
     sequence_tokens, step_tokens = _tokens(spec, options)
     budget = options.token_budget
     if budget is None and train.token_budget != "auto":
@@ -77,8 +78,8 @@ def wanted_of(spec: RunSpec, options: PlanOptions, model: Architecture) -> Wante
 
 def _method(spec: RunSpec, options: PlanOptions) -> Method:
     quantization = options.quantization or spec.model.quantization
-    is_full = spec.kind == "sft" and "lora" not in spec.model_fields_set
-    if options.full or (is_full and options.lora_rank is None and options.quantization is None):
+    asks_for_lora = options.lora_rank is not None or options.quantization is not None
+    if options.full or (spec.is_full and not asks_for_lora):
         if quantization == "nf4":
             raise InvalidRequestError(
                 "full fine-tuning cannot train weights of 4 bits: leave out full, or nf4"

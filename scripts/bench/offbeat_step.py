@@ -16,8 +16,8 @@ from services.trainer.__main__ import make_deterministic
 from services.trainer.batch import StepBatch
 from services.trainer.gradient import micro_batches, step_gradient
 from services.trainer.initial import seeded_adapter
-from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
+from services.trainer.policy import Policy
 from services.trainer.rollouts import Group
 from services.trainer.state import TrainerState, starting_state
 
@@ -26,7 +26,7 @@ def measure(task: StepTask) -> StepMeasurement:
     """Take the steps one after the other, each from the state that the last one made."""
     make_deterministic()
     spec = bench_spec(task)
-    policy = Policy.load(task.model, spec.model, spec.lora, torch.device("cpu"))
+    policy = Policy.load(task.model, spec.model, spec.adapter, torch.device("cpu"))
     state = starting_state(seeded_adapter(policy.shapes, spec.train.seed))
     groups = task.groups()
     loaded_bytes = memory_bytes("VmRSS")

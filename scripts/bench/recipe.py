@@ -82,9 +82,9 @@ def shared_config(spec: RunSpec, *, steps: int, output_dir: Path) -> dict[str, A
 def trl_lora(spec: RunSpec) -> LoraConfig:
     """The adapter of the same form."""
     return LoraConfig(
-        r=spec.lora.rank,
-        lora_alpha=int(spec.lora.alpha),
-        lora_dropout=spec.lora.dropout,
+        r=spec.adapter.rank,
+        lora_alpha=int(spec.adapter.alpha),
+        lora_dropout=spec.adapter.dropout,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )

@@ -20,7 +20,7 @@ from scripts.bench.sync_engine import light_answer
 from services.trainer import checkpoint
 from services.trainer.canary import first_canary, next_canary
 from services.trainer.initial import seeded_adapter
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from services.trainer.state import TrainerState, starting_state
 
 DRIFT = 1e-4
@@ -93,8 +93,8 @@ class Publisher:
             files=checkpoint.describe(files),
             base_model=self._spec.model.id,
             base_revision=None,
-            rank=self._spec.lora.rank,
-            alpha=self._spec.lora.alpha,
+            rank=self._spec.adapter.rank,
+            alpha=self._spec.adapter.alpha,
             target_modules=self._policy.target_modules,
             canary=canary,
         )
@@ -122,7 +122,7 @@ class Publisher:
     def _trained_canary(self, state: TrainerState, _: bytes) -> Canary:
         if self._state is None or self._parent is None:
             return first_canary(self._policy, state.masters, PROMPT_IDS)
-        return next_canary(self._policy, state.masters, self._parent.canary, self._state.masters)
+        return next_canary(self._policy, state.masters, self._parent.proof, self._state.masters)
 
     def _light_canary(self, _: TrainerState, weights: bytes) -> Canary:
         ids, logprobs = light_answer(weights)
@@ -130,5 +130,5 @@ class Publisher:
             prompt_ids=PROMPT_IDS,
             completion_ids=ids,
             logprobs=logprobs,
-            parent_logprobs=self._parent.canary.logprobs if self._parent else (),
+            parent_logprobs=self._parent.proof.logprobs if self._parent else (),
         )

@@ -204,13 +204,13 @@ class RunPolicies:
                 check_manifest(manifest, self._model, folder)
                 self._load(name, folder)
                 loaded_at = time.monotonic()
-                verdict = self._prove(name, manifest.canary)
+                verdict = self._prove(name, manifest.proof)
                 policy = Policy(
                     name=name,
                     version=manifest.version,
                     adapter_sha256=manifest.adapter_sha256,
                     folder=folder,
-                    canary=manifest.canary,
+                    canary=manifest.proof,
                 )
                 self._shelf.add(policy)
             except Exception as error:

@@ -1,16 +1,13 @@
-"""How many groups may be in flight, and which prompt each one takes: pure functions.
+"""How many groups may be in flight, and what each one is sampled with: pure functions.
 
 Staleness is bounded twice: here, by never having more groups under way than the next `max_versions`
 steps can use, and once more when a group's turn to be trained comes (`runs.py`).
 """
 
 import random
-from functools import lru_cache
 
 SYNCHRONOUS_JOB_SAMPLES = 32
 """Of a generate job in synchronous mode: enough to fill a batch, few enough to share a step."""
-EPOCHS_REMEMBERED = 8
-"""Shuffled orders kept: neighbouring groups, of a few runs, share an epoch."""
 
 
 def capacity_groups(
@@ -67,19 +64,6 @@ def synchronous_job_sizes(capacity: int, *, group_size: int) -> list[int]:
     size = max(1, SYNCHRONOUS_JOB_SAMPLES // group_size)
     whole, rest = divmod(max(0, capacity), size)
     return [size] * whole + ([rest] if rest else [])
-
-
-def prompt_row(index: int, *, num_prompts: int, seed: int, shuffle: bool) -> int:
-    """The prompt of the index-th group: every prompt once an epoch, in a new order each epoch."""
-    epoch, place = divmod(index, num_prompts)
-    return _epoch_order(seed, epoch, num_prompts)[place] if shuffle else place
-
-
-@lru_cache(maxsize=EPOCHS_REMEMBERED)
-def _epoch_order(seed: int, epoch: int, num_prompts: int) -> tuple[int, ...]:
-    order = list(range(num_prompts))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return tuple(order)
 
 
 def group_seed(run_seed: int, index: int) -> int:

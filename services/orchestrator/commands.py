@@ -16,7 +16,8 @@ from offbeat.contracts.jobs import (
 )
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import EventLevel
-from services.orchestrator.admission import group_seed, prompt_row
+from offbeat.data.epochs import prompt_row, step_rows
+from services.orchestrator.admission import group_seed
 from services.orchestrator.groups import drop_groups, find_groups, group_id
 from services.orchestrator.jobs import add_job
 from services.orchestrator.lifecycle import end_run
@@ -121,12 +122,11 @@ def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now
 def _example_step(run: RunRow, spec: RunSpec, base_version: int) -> TrainInput:
     """The next `batch_size` examples in the order of the epoch."""
     assert run.prompts_key is not None
-    first = base_version * spec.sft.batch_size
     return TrainInput(
         base_version=base_version,
         examples=ExampleBatch(
             examples_key=run.prompts_key,
-            rows=tuple(_row(run, spec, first + place) for place in range(spec.sft.batch_size)),
+            rows=step_rows(spec, base_version, run.num_prompts),
             eval_examples_key=run.eval_prompts_key,
         ),
     )

@@ -115,7 +115,7 @@ def _apply_version(
         f"Policy version {manifest.version} is published.",
         data={
             "version": manifest.version,
-            "adapter_sha256": manifest.adapter_sha256,
+            "adapter_sha256": manifest.sha256,
             "job_id": job.id,
             "group_ids": [group_id(group.index) for group in groups],
         },

@@ -64,7 +64,7 @@ def create_run(
 
 def check_sources(session: Session, caller: Caller, spec: RunSpec, own_bucket: str) -> None:
     """Raise `NotFoundError` where the spec would read what a run of another project has written."""
-    source = spec.lora.init_from
+    source = spec.init_from
     if source is not None and not source.startswith("s3://"):
         check_run(session, caller, source.rpartition("@")[0] or source)
     data_uri = spec.data.uri if isinstance(spec.data, JsonlData | ParquetData) else ""

@@ -65,7 +65,7 @@ def sources_named(session: Session, run_id: str, *, not_begun: bool = False) -> 
     for other in session.scalars(others):
         if not_begun and (other.version is not None or other.status.is_final):
             continue
-        source = RunSpec.model_validate_json(other.spec).lora.init_from
+        source = RunSpec.model_validate_json(other.spec).init_from
         match = named.fullmatch(source or "")
         found |= {int(match[1] or match[2])} if match else set()
     return found

@@ -122,7 +122,7 @@ def checkpoint_view(session: Session, job: JobRow) -> CheckpointView:
     return CheckpointView(
         version=manifest.version,
         step=manifest.version,
-        adapter_sha256=manifest.adapter_sha256,
+        adapter_sha256=manifest.sha256,
         size_bytes=sum(
             file.size_bytes
             for file in manifest.files

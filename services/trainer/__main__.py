@@ -109,6 +109,7 @@ def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trai
             device,
             ranks,
             lambda model: weights_source(model, store),
+            store,
             offload=settings.cpu_offload,
         ),
     )

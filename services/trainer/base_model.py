@@ -64,6 +64,7 @@ def whole_model(
     if missing := report["missing_keys"]:
         # transformers would go on with random weights in their place.
         raise ValueError(f"its files lack {min(missing)!r}")
+    _never_drop(base)
     adapted = _adapted(base, lora)
     if nf4:
         nf4.check_layers(base)
@@ -83,25 +84,69 @@ def divided_model(
 ) -> PeftModel:
     """Read this rank's part, and keep it in host memory where it is to be offloaded. Raises as
     `whole_model` does."""
-    config, nf4 = AutoConfig.from_pretrained(folder, local_files_only=True), _nf4(model)
+    nf4 = _nf4(model)
+    base = laid_out(folder, getattr(torch, model.dtype), device)
     with init_empty_weights(include_buffers=False):
-        base = AutoModelForCausalLM.from_config(
-            config,
-            dtype=getattr(torch, model.dtype),
-            attn_implementation=_attention(device),
-        )
         if nf4:
             nf4.lay_out(base)
-        adapted = _adapted(cast(PreTrainedModel, base), lora)
+        adapted = _adapted(base, lora)
     quantizers = nf4.packed_layers(adapted) if nf4 else {}
     base.tie_weights()  # Each was given a tensor of its own on the way to the meta device.
-    if (folder / GENERATION_CONFIG_NAME).exists():
-        base.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     _divide(base, mesh, offload=offload)
     with open_weights(folder) as files:
         _read_part(adapted, files, quantizers, device, offload=offload)
     base.tie_weights()
     return adapted
+
+
+def laid_out(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model without storage for its weights."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with init_empty_weights(include_buffers=False):
+        base = cast(
+            PreTrainedModel,
+            AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=_attention(device)
+            ),
+        )
+    base.tie_weights()  # Each was given a tensor of its own on the way to the meta device.
+    if (folder / GENERATION_CONFIG_NAME).exists():
+        base.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    _never_drop(base)
+    return base
+
+
+def blocks_of(base: PreTrainedModel) -> list[nn.Module]:
+    """What is gathered at once. Raises ValueError for a model that has no blocks."""
+    blocks = [block for block in base.modules() if isinstance(block, GradientCheckpointingLayer)]
+    if not blocks:
+        raise ValueError("it has no blocks that could be divided among ranks")
+    return list[nn.Module](blocks)
+
+
+def offload_policy(mesh: DeviceMesh, *, offload: bool) -> OffloadPolicy:
+    """Where the parts of weights are while they are not computed with."""
+    on_gpu = mesh.device_type != "cpu"
+    return CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy()
+
+
+def rows_of(files: WeightFiles, name: str, shape: list[int]) -> Rows:
+    """A weight in the files. Raises ValueError where they lack it, or it has another shape."""
+    if name not in files:
+        raise ValueError(f"its files lack {name!r}")
+    rows = files[name].get_slice(name)
+    if rows.get_shape() != shape:
+        raise ValueError(f"{name!r} has the shape {rows.get_shape()} in its files")
+    return rows
+
+
+def own_range(weight: DTensor) -> slice:
+    """This rank's rows, as `torch.chunk` divides them over the last dimension of the mesh."""
+    mesh, num_rows = weight.device_mesh, weight.shape[0]
+    shards = mesh.ndim - 1
+    each = -(-num_rows // mesh.size(shards))
+    start = min(mesh.get_local_rank(shards) * each, num_rows)
+    return slice(start, min(start + each, num_rows))
 
 
 def _nf4(model: ModelSection) -> "Nf4 | None":
@@ -123,11 +168,14 @@ def _attention(device: torch.device) -> str:
     return "eager" if device.type == "cpu" else "sdpa"
 
 
-def _adapted(base: PreTrainedModel, lora: LoraSection) -> PeftModel:
-    base.requires_grad_(False)
+def _never_drop(base: PreTrainedModel) -> None:
     for module in base.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # Engines sample without dropout.
+
+
+def _adapted(base: PreTrainedModel, lora: LoraSection) -> PeftModel:
+    base.requires_grad_(False)
     adapted = get_peft_model(base, _lora_config(lora), autocast_adapter_dtype=False)
     return cast(PeftModel, adapted)
 
@@ -149,17 +197,12 @@ def _divide(base: PreTrainedModel, mesh: DeviceMesh, *, offload: bool) -> None:
     """Block by block; what is outside the blocks is gathered for a forward and freed after it."""
     head = cast(nn.Linear, base.get_output_embeddings()).weight
     whole = {head, *(weight for weight in base.parameters() if weight.requires_grad)}
-    on_gpu = mesh.device_type != "cpu"
-    policy = CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy()
-    blocks = [block for block in base.modules() if isinstance(block, GradientCheckpointingLayer)]
-    if not blocks:
-        raise ValueError("it has no blocks that could be divided among ranks")
-    for module in (*blocks, base.base_model):
+    for module in (*blocks_of(base), base.base_model):
         fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=True,
-            offload_policy=policy,
+            offload_policy=offload_policy(mesh, offload=offload),
             ignored_params=whole,
         )
 
@@ -181,14 +224,9 @@ def _read_part(
         if weight.requires_grad:
             parts[name] = torch.zeros(weight.shape, dtype=dtype, device=device)
             continue
-        file_name = _file_name(name)
-        if file_name not in files:
-            raise ValueError(f"its files lack {file_name!r}")
-        rows = files[file_name].get_slice(file_name)
         quantizer = quantizers.get(name)
         shape = list(weight.shape) if quantizer is None else quantizer.shape
-        if rows.get_shape() != shape:
-            raise ValueError(f"{file_name!r} has the shape {rows.get_shape()} in its files")
+        rows = rows_of(files, _file_name(name), shape)
         if quantizer is not None:
             rows = quantizer(rows[:].to(device, dtype))
         is_divided = isinstance(weight, DTensor)
@@ -197,17 +235,15 @@ def _read_part(
 
 
 def _own_rows(rows: Rows | Tensor, weight: Tensor, device: torch.device) -> Tensor:
-    """This rank's rows, as `torch.chunk` divides them; all of a weight that is not divided."""
+    """This rank's rows; all of a weight that is not divided."""
     if not isinstance(weight, DTensor):
         return rows[:].to(device, weight.dtype)
-    mesh, num_rows = weight.device_mesh, weight.shape[0]
-    each = -(-num_rows // mesh.size())
-    start = min(mesh.get_local_rank() * each, num_rows)
-    stop = min(start + each, num_rows)
-    own = rows[start:stop] if start < stop else torch.empty(0, *weight.shape[1:])
+    own_rows = own_range(weight)
+    has_any = own_rows.start < own_rows.stop
+    own = rows[own_rows] if has_any else torch.empty(0, *weight.shape[1:])
     return DTensor.from_local(
         own.to(device, weight.dtype),
-        mesh,
+        weight.device_mesh,
         weight.placements,
         run_check=False,
         shape=weight.shape,

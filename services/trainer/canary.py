@@ -9,7 +9,8 @@ from torch import Tensor
 from offbeat.algorithms.packing import PackedBatch, Row
 from offbeat.contracts.weights import Canary
 from services.trainer.faithful import unscored
-from services.trainer.model import Policy, Tensors
+from services.trainer.model import Tensors
+from services.trainer.policy import Policy
 
 PROMPT_TOKENS_MAX = 64
 NEW_TOKENS = 8

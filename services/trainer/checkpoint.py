@@ -17,15 +17,21 @@ from safetensors.torch import load, save
 from offbeat import keys
 from offbeat.contracts.base import Contract
 from offbeat.contracts.run_spec import RunSpec
-from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Manifest, VersionFile
+from offbeat.contracts.weights import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    STATE_RECORD,
+    Manifest,
+    VersionFile,
+)
 from offbeat.errors import IntegrityError, WorkerError
 from offbeat.objects import ObjectStore
-from services.trainer.model import Policy, Tensors
+from services.trainer.model import Tensors
+from services.trainer.policy import Policy
 from services.trainer.state import TrainerState
 
 STATE_TENSORS = "trainer_state.safetensors"
-STATE_SCALARS = "trainer_state.json"
-STATE_FILES = (STATE_TENSORS, STATE_SCALARS)
+STATE_FILES = (STATE_TENSORS, STATE_RECORD)
 STATE_FIELDS = ("masters", "exp_avg", "exp_avg_sq")
 DOWNLOAD_THREADS = 4
 
@@ -45,7 +51,7 @@ def encode(state: TrainerState, policy: Policy, spec: RunSpec) -> dict[str, byte
         _refuse_unsound(field, tensors, policy.shapes)
     scalars = StateScalars(
         num_updates=state.num_updates,
-        spec_sha256=hashlib.sha256(spec.model_dump_json().encode()).hexdigest(),
+        spec_sha256=spec_sha256(spec),
     )
     return {
         ADAPTER_WEIGHTS: _safetensors(
@@ -59,15 +65,20 @@ def encode(state: TrainerState, policy: Policy, spec: RunSpec) -> dict[str, byte
                 for name, tensor in tensors.items()
             }
         ),
-        STATE_SCALARS: scalars.model_dump_json().encode(),
+        STATE_RECORD: scalars.model_dump_json().encode(),
     }
+
+
+def spec_sha256(spec: RunSpec) -> str:
+    """What a state says of the spec that it was made with."""
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
 
 
 def decode(files: Mapping[str, bytes], policy: Policy) -> TrainerState:
     """The state that `encode` was given. Raises `IntegrityError` for anything else."""
     try:
         tensors = load(files[STATE_TENSORS])
-        scalars = StateScalars.model_validate_json(files[STATE_SCALARS])
+        scalars = StateScalars.model_validate_json(files[STATE_RECORD])
         fields = {
             field: {name: tensors[f"{field}.{name}"].to(policy.device) for name in policy.shapes}
             for field in STATE_FIELDS

@@ -27,7 +27,8 @@ from offbeat.algorithms.packing import (
 from offbeat.contracts.run_spec import RunSpec, TrainSection
 from offbeat.errors import NotFiniteError
 from services.trainer.batch import StepBatch
-from services.trainer.model import Policy, Term
+from services.trainer.model import Model, Term
+from services.trainer.policy import Policy
 
 CPU_TOKEN_BUDGET_MIN = 256
 """Tokens forwarded at once that fill a CPU's matrix units: more cost memory and are no faster."""
@@ -45,14 +46,16 @@ Between = Callable[[float], None]
 """Hears the share of a step that is done, before each micro-batch."""
 
 B = TypeVar("B", bound=PackedTokens)
+M = TypeVar("M", bound=Model)
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
-    """The gradient of the whole step by master, and its loss."""
+    """The gradient of the whole step, and its loss."""
 
     gradients: dict[str, Tensor]
+    """By master; none in full fine-tuning, where every rank keeps its own part of it."""
     loss: float
     is_empty: bool
     """Whether nothing had to be forwarded."""
@@ -144,9 +147,9 @@ class PolicyLoss:
 
 
 def accumulate(
-    policy: Policy,
+    model: M,
     batches: Sequence[B],
-    term: Term[B, R],
+    term: Term[M, B, R],
     train: TrainSection,
     *,
     version: int,
@@ -160,14 +163,14 @@ def accumulate(
     total, records = 0.0, list[R]()
     seed = (train.seed + version * SEED_STRIDE) % 2**63
     for micro_batch in batches:
-        policy.check_packing(micro_batch)
-    with policy.training(train.gradient_checkpointing, seed):
-        for start in range(0, len(batches), policy.ranks.size):
+        model.check_packing(micro_batch)
+    with model.training(train.gradient_checkpointing, seed):
+        for start in range(0, len(batches), model.ranks.size):
             between(start / len(batches))
-            for part, record in policy.backward(term, batches[start : start + policy.ranks.size]):
+            for part, record in model.backward(term, batches[start : start + model.ranks.size]):
                 total += part
                 records.append(record)
-        gradients = policy.gradients()
+        gradients = model.gradients()
     if not math.isfinite(total):
         raise NotFiniteError(f"the loss of version {version} is {total}")
     return Gradient(gradients=gradients, loss=total, is_empty=not batches), records

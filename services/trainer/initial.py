@@ -19,7 +19,7 @@ from offbeat.errors import ObjectNotFoundError, PermanentJobError
 from offbeat.objects import S3ObjectStore, split_s3_uri
 from offbeat.worker_api import WeightProxyClient
 from services.trainer import checkpoint
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 
 SCALING_FIELDS = ("r", "lora_alpha", "use_rslora", "use_dora")
 """What, besides the tensors, decides how an adapter changes the model."""
@@ -29,7 +29,7 @@ def initial_adapter(
     spec: RunSpec, policy: Policy, store: S3ObjectStore, proxy: WeightProxyClient
 ) -> dict[str, Tensor]:
     """The masters of version 0. Raises `PermanentJobError` for an adapter that does not fit."""
-    source = spec.lora.init_from
+    source = spec.init_from
     if source is None:
         return seeded_adapter(policy.shapes, spec.train.seed)
     files = _fetch(source, store, proxy)

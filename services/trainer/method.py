@@ -7,7 +7,7 @@ from offbeat.contracts.jobs import InitInput, StepInput
 from offbeat.contracts.weights import Manifest
 from offbeat.worker import JobContext
 from services.trainer.metrics import Timer
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from services.trainer.publish import Draft, Trainer
 from services.trainer.state import TrainerState
 

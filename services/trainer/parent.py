@@ -12,7 +12,7 @@ from offbeat.contracts.weights import Manifest
 from offbeat.errors import WorkerError
 from offbeat.worker import JobContext
 from services.trainer import checkpoint
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from services.trainer.publish import Trainer
 from services.trainer.state import TrainerState
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import structlog
 
 from offbeat import keys
 from offbeat.contracts.jobs import TrainOutput
 from offbeat.contracts.leases import Lease
-from offbeat.contracts.weights import Canary, Manifest, SkippedStep
+from offbeat.contracts.weights import Canary, Manifest, SkippedStep, VersionFile
 from offbeat.errors import WorkerError
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import ExampleTable
@@ -25,7 +26,7 @@ from offbeat.worker_api import VersionTakenError, WeightProxyClient
 from services.trainer import checkpoint
 from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics, Timer
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from services.trainer.rollouts import RolloutFetcher
 from services.trainer.state import TrainerState
 
@@ -70,6 +71,8 @@ class Sealed:
 
     manifest: Manifest
     files: Mapping[str, bytes]
+    uploaded: Callable[[], tuple[VersionFile, ...]] = tuple
+    """Waits for more files, which are on their way already, and describes them."""
 
 
 def seal(lease: Lease, policy: Policy, draft: Draft, timer: Timer) -> Sealed:
@@ -84,18 +87,10 @@ def seal(lease: Lease, policy: Policy, draft: Draft, timer: Timer) -> Sealed:
     with timer.part("canary"):
         canary = draft.make_canary()
     manifest = Manifest(
-        run_id=lease.run_id,
-        version=draft.version,
-        parent=draft.version - 1 if draft.version else None,
-        job_id=lease.job_id,
-        attempt=lease.attempt,
-        prefix=keys.version_prefix(lease.run_id, draft.version, lease.job_id, lease.attempt),
-        files=checkpoint.describe(files),
-        base_model=spec.model.id,
-        base_revision=spec.model.revision,
-        rank=spec.lora.rank,
-        alpha=spec.lora.alpha,
-        use_rslora=spec.lora.use_rslora,
+        **origin(lease, draft.version, files),
+        rank=spec.adapter.rank,
+        alpha=spec.adapter.alpha,
+        use_rslora=spec.adapter.use_rslora,
         target_modules=policy.target_modules,
         canary=canary,
         metrics={**draft.metrics, **validated, **timer.metrics(draft.num_tokens)},
@@ -103,6 +98,36 @@ def seal(lease: Lease, policy: Policy, draft: Draft, timer: Timer) -> Sealed:
         skipped=draft.skipped,
     )
     return Sealed(manifest=manifest, files=files)
+
+
+class Origin(TypedDict):
+    """What a manifest says of every version: whose it is, who made it, and of which files."""
+
+    run_id: str
+    version: int
+    parent: int | None
+    job_id: str
+    attempt: int
+    prefix: str
+    files: tuple[VersionFile, ...]
+    base_model: str
+    base_revision: str | None
+
+
+def origin(lease: Lease, version: int, files: Mapping[str, bytes]) -> Origin:
+    """Of a version that this job makes."""
+    model = lease.spec.model
+    return {
+        "run_id": lease.run_id,
+        "version": version,
+        "parent": version - 1 if version else None,
+        "job_id": lease.job_id,
+        "attempt": lease.attempt,
+        "prefix": keys.version_prefix(lease.run_id, version, lease.job_id, lease.attempt),
+        "files": checkpoint.describe(files),
+        "base_model": model.id,
+        "base_revision": model.revision,
+    }
 
 
 def publish(
@@ -121,6 +146,8 @@ def publish(
         ]
         for upload in uploads:
             upload.result()
+    files = (*manifest.files, *sealed.uploaded())
+    manifest = manifest.model_copy(update={"files": files})
     context.check()
     _refuse_orphan(trainer, manifest, parent)
     try:
@@ -138,7 +165,7 @@ def _refuse_orphan(trainer: Trainer, manifest: Manifest, parent: Manifest | None
     if parent is None:
         return
     published = trainer.proxy.version(manifest.run_id, parent.version)
-    if published is None or published.manifest.files != parent.files:
+    if published is None or not published.manifest.agrees_with(parent):
         raise WorkerError(
             f"version {manifest.version} was computed from a version {parent.version} that was "
             "not published: the step is taken again"

@@ -55,11 +55,13 @@ class Group:
 
     rank: int
     size: int
-    mesh: DeviceMesh
-    """The ranks that hold one copy of the base model, each a part."""
+    grid: DeviceMesh
+    """All ranks: those of a row hold one copy of the model together, each a part."""
     calls: dist.ProcessGroup
     """Waits for the next call as long as it takes. Within a call the default group is used, whose
     patience is limited."""
+    saves: dist.ProcessGroup
+    """For what is saved beside a call; one rank may take long to upload its part."""
 
 
 class Ranks:
@@ -84,23 +86,23 @@ class Ranks:
                 f"{size} ranks are no multiple of {shards} that hold a model together: set "
                 "OFFBEAT_SHARD_RANKS to a divisor"
             )
-        # Tensors that are offloaded are exchanged too, and NCCL knows those of GPUs only.
-        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
         # torchrun keeps its store when it starts the ranks again: the addresses there are old.
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         dist.init_process_group(
-            backend,
+            _backend(device),
             store=dist.PrefixStore(f"life-{life}", store),  # pyright: ignore[reportPrivateImportUsage]
             rank=rank,
             world_size=size,
             timeout=timeout,
         )
-        mesh = init_device_mesh(
+        grid = init_device_mesh(
             device.type, (size // shards, shards), mesh_dim_names=("replicate", "shard")
         )
         calls = dist.new_group(backend="gloo", timeout=IDLE_MAX)
+        saves = dist.new_group(backend="gloo", timeout=IDLE_MAX)
         assert isinstance(calls, dist.ProcessGroup), "all ranks are members"
-        return cls(Group(rank=rank, size=size, mesh=mesh["shard"], calls=calls))
+        assert isinstance(saves, dist.ProcessGroup), "all ranks are members"
+        return cls(Group(rank=rank, size=size, grid=grid, calls=calls, saves=saves))
 
     @property
     def rank(self) -> int:
@@ -115,12 +117,25 @@ class Ranks:
     @property
     def mesh(self) -> DeviceMesh | None:
         """The ranks that hold one copy of the base model together; None where each holds all."""
-        return self._group.mesh if self._group else None
+        return self._group.grid["shard"] if self._group else None
 
     @property
     def num_shards(self) -> int:
         """How many hold one copy of the base model together."""
-        return self._group.mesh.size() if self._group else 1
+        return self._group.grid["shard"].size() if self._group else 1
+
+    @property
+    def saves(self) -> dist.ProcessGroup | None:
+        """The ranks, for what they save together beside a call; None for this one alone."""
+        return self._group.saves if self._group else None
+
+    def training_mesh(self, device: torch.device) -> DeviceMesh:
+        """All ranks, for a model whose weights are all trained: what each of several copies has of
+        a gradient is added up. A trainer that is alone becomes a group of one."""
+        if self._group is None:
+            return _mesh_of_one(device)
+        grid = self._group.grid
+        return grid if grid.size(0) > 1 else grid["shard"]
 
     @contextmanager
     def together(self, call: Call) -> Iterator[None]:
@@ -195,6 +210,18 @@ class Ranks:
         log.exception("A rank failed: its group ends.", rank=self.rank, call=call.method)
         # No clean-up: that would wait for ranks that wait for this one.
         os._exit(os.EX_SOFTWARE)
+
+
+def _mesh_of_one(device: torch.device) -> DeviceMesh:
+    if not dist.is_initialized():
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
+    return init_device_mesh(device.type, (1,), mesh_dim_names=("shard",))
+
+
+def _backend(device: torch.device) -> str:
+    """Tensors that are offloaded are exchanged too, and NCCL knows those of GPUs only."""
+    return "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -8,7 +8,8 @@ publish of a version wins; whoever comes second adopts the winner's and drops it
 left to run beside the next step, which starts from the version in memory.
 
 `init` makes version 0 and publishes it in the same way; `replay` audits a step by taking it again.
-The steps of a supervised run are in `sft.py`; `METHODS` is where the kinds of run part.
+The steps of a supervised run are in `sft.py`, those of full fine-tuning in `full.py`; `METHODS` is
+where the kinds of run part.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from offbeat.contracts.run_kinds import RunKind
 from offbeat.contracts.weights import ADAPTER_WEIGHTS, Manifest
 from offbeat.tables import decode_prompts
 from offbeat.worker import HandIn, JobContext
-from services.trainer import checkpoint, sft
+from services.trainer import checkpoint, full, sft
 from services.trainer.batch import StepBatch
 from services.trainer.canary import canary_prompt, first_canary, next_canary
 from services.trainer.gradient import micro_batches, step_gradient
@@ -43,9 +44,9 @@ from services.trainer.metrics import (
     sample_metrics,
     token_metrics,
 )
-from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
 from services.trainer.parent import parent_version, published_version, stored_state
+from services.trainer.policy import Policy
 from services.trainer.publish import Draft, Trainer, publish, seal
 from services.trainer.rollouts import Group, fetch_groups, refusal
 from services.trainer.skipped import update_or_skip
@@ -60,6 +61,8 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
     assert isinstance(lease.input, InitInput)
     if published := trainer.proxy.version(lease.run_id, 0):
         return InitOutput(manifest=published.manifest)
+    if lease.spec.is_full:
+        return full.init(context, trainer)
     timer = Timer()
     policy = trainer.memory.policy(lease.spec)
     adapter = initial_adapter(lease.spec, policy, trainer.store, trainer.proxy)
@@ -78,6 +81,8 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput | HandIn:
     if published := trainer.proxy.version(lease.run_id, number):
         log.info("The version is published already: adopted it.", version=number)
         return TrainOutput(manifest=published.manifest)
+    if lease.spec.is_full:
+        return full.train(context, trainer)
 
     timer = Timer()
     policy = trainer.memory.policy(lease.spec)
@@ -95,6 +100,8 @@ def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
     """Take a published step again, from what lies in the store, and compare the adapters."""
     lease = context.lease
     assert isinstance(lease.input, ReplayInput)
+    if lease.spec.is_full:
+        return full.replay(context, trainer)
     published = published_version(trainer, lease.run_id, lease.input.base_version + 1)
     parent = published_version(trainer, lease.run_id, lease.input.base_version)
     policy = trainer.memory.policy(lease.spec)
@@ -165,7 +172,7 @@ def _next_version(
     return Draft(
         version=number,
         state=update.state,
-        make_canary=lambda: next_canary(policy, update.state.masters, parent.canary, state.masters),
+        make_canary=lambda: next_canary(policy, update.state.masters, parent.proof, state.masters),
         metrics={
             **reward_metrics(batch),
             **sample_metrics(batch.samples, base_version),

@@ -13,8 +13,9 @@ from offbeat.contracts.weights import Manifest
 from offbeat.worker import JobContext
 from services.trainer.canary import canary_prompt, first_canary, next_canary
 from services.trainer.metrics import Metrics, Timer, packing_metrics
-from services.trainer.model import Policy, Tensors
+from services.trainer.model import Tensors
 from services.trainer.optimizer import next_state
+from services.trainer.policy import Policy
 from services.trainer.publish import Draft, Trainer
 from services.trainer.sft_batch import example_batches, examples_of
 from services.trainer.sft_gradient import sft_gradient, validation
@@ -82,7 +83,7 @@ def next_version(
     return Draft(
         version=number,
         state=update.state,
-        make_canary=lambda: next_canary(policy, update.state.masters, parent.canary, state.masters),
+        make_canary=lambda: next_canary(policy, update.state.masters, parent.proof, state.masters),
         validate=lambda: _validated(
             context,
             trainer,

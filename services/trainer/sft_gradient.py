@@ -12,11 +12,11 @@ from offbeat.algorithms.packing import PackedTokens
 from offbeat.contracts.run_spec import TrainSection
 from services.trainer.gradient import Between, Gradient, accumulate
 from services.trainer.metrics import Metrics
-from services.trainer.model import Policy
+from services.trainer.model import Model
 
 
 def sft_gradient(
-    policy: Policy,
+    model: Model,
     batches: Sequence[PackedTokens],
     train: TrainSection,
     *,
@@ -30,7 +30,7 @@ def sft_gradient(
     num_targets = sum(len(batch.targets_N) for batch in batches)
 
     term = CrossEntropy(num_targets=num_targets)
-    gradient, records = accumulate(policy, batches, term, train, version=version, between=between)
+    gradient, records = accumulate(model, batches, term, train, version=version, between=between)
     return gradient, _means(records)
 
 
@@ -41,24 +41,22 @@ class CrossEntropy:
     num_targets: int
     """In the whole step."""
 
-    def __call__(self, policy: Policy, batch: PackedTokens) -> tuple[Tensor, TargetScores]:
+    def __call__(self, model: Model, batch: PackedTokens) -> tuple[Tensor, TargetScores]:
         """See `model.Term`."""
-        scores = policy.target_scores(batch)
+        scores = model.target_scores(batch)
         part = scores.losses_N.sum() / self.num_targets
         return part, replace(scores, losses_N=scores.losses_N.detach())
 
 
-def validation(
-    policy: Policy, batches: Sequence[PackedTokens], check: Callable[[], None]
-) -> Metrics:
+def validation(model: Model, batches: Sequence[PackedTokens], check: Callable[[], None]) -> Metrics:
     """The mean loss over all targets under the installed weights, and what there was to see."""
     for batch in batches:
-        policy.check_packing(batch)
+        model.check_packing(batch)
     records: list[TargetScores] = []
     term = CrossEntropy(num_targets=sum(len(batch.targets_N) for batch in batches))
-    for start in range(0, len(batches), policy.ranks.size):
+    for start in range(0, len(batches), model.ranks.size):
         check()
-        seen = policy.forward(term, batches[start : start + policy.ranks.size])
+        seen = model.forward(term, batches[start : start + model.ranks.size])
         records += [record for _, record in seen]
     loss = float(torch.cat([record.losses_N for record in records]).mean())
     means = {"loss": loss, **_means(records)}

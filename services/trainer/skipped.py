@@ -6,6 +6,7 @@ data.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -16,19 +17,20 @@ from offbeat.contracts.weights import Manifest, SkippedStep
 from offbeat.errors import NotFiniteError, PermanentJobError
 from offbeat.objects import ObjectStore
 from services.trainer.metrics import Metrics
-from services.trainer.state import TrainerState
 
 log = structlog.get_logger(__name__)
+
+S = TypeVar("S")
 
 SKIPPED_IN_A_ROW_MAX = 2
 """A third one is no accident of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Update:
+class Update(Generic[S]):
     """What a step makes of its parent's state."""
 
-    state: TrainerState
+    state: S
     metrics: Metrics
     skipped: SkippedStep | None = None
 
@@ -38,9 +40,9 @@ def update_or_skip(
     lease: Lease,
     step: StepInput,
     parent: Manifest,
-    state: TrainerState,
-    compute: Callable[[], tuple[TrainerState, Metrics]],
-) -> Update:
+    state: S,
+    compute: Callable[[], tuple[S, Metrics]],
+) -> Update[S]:
     """What `compute` makes, or the parent's state where that is not finite."""
     try:
         new_state, metrics = compute()

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from offbeat import keys
-from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_FILES, Manifest
+from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_FILES, STATE_RECORD, Manifest
 from offbeat.errors import InvalidRequestError
 
 HEADER_BYTES_MAX = 16 * 2**20
@@ -89,9 +89,10 @@ def check_manifest(manifest: Manifest, run_id: str, version: int) -> None:
     names = [file.name for file in manifest.files]
     if len(set(names)) != len(names):
         raise InvalidRequestError("files: a name is listed twice")
-    if missing := set(ADAPTER_FILES) - set(names):
+    needed = {STATE_RECORD} if manifest.rank is None else set(ADAPTER_FILES)
+    if missing := needed - set(names):
         raise InvalidRequestError(f"files: {sorted(missing)} must be listed")
-    if manifest.file(ADAPTER_CONFIG).size_bytes > CONFIG_BYTES_MAX:
+    if manifest.has_adapter and manifest.file(ADAPTER_CONFIG).size_bytes > CONFIG_BYTES_MAX:
         raise InvalidRequestError(
             f"files: {ADAPTER_CONFIG} may have {CONFIG_BYTES_MAX} bytes: every generator reads it"
         )

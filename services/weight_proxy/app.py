@@ -118,7 +118,7 @@ async def latest(
             return Response(status_code=304)
     manifest = published.manifest
     headers = {
-        "etag": f'"{manifest.version}-{manifest.adapter_sha256}"',
+        "etag": f'"{manifest.version}-{manifest.sha256}"',
         "cache-control": "no-cache",
     }
     if _is_known(request, headers["etag"]):

@@ -112,8 +112,13 @@ class WeightProxy:
     async def _verify(self, manifest: Manifest) -> None:
         parent = await self._parent(manifest)
         await asyncio.gather(*(self._check_file(manifest, file) for file in manifest.files))
-        parent_shapes = await self._shapes(parent) if parent else None
-        check_shapes(await self._shapes(manifest), manifest.rank, parent_shapes)
+        if parent is not None and parent.has_adapter != manifest.has_adapter:
+            raise InvalidRequestError(
+                "a version has an adapter where its parent has one, and there alone"
+            )
+        if manifest.rank is not None:
+            parent_shapes = await self._shapes(parent) if parent else None
+            check_shapes(await self._shapes(manifest), manifest.rank, parent_shapes)
 
     async def _parent(self, manifest: Manifest) -> Manifest | None:
         if manifest.parent is None:

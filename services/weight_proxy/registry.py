@@ -193,7 +193,7 @@ def _row(published: PublishedVersion) -> dict[str, str | int | datetime]:
         "run_id": manifest.run_id,
         "version": manifest.version,
         "manifest": manifest.model_dump_json(),
-        "adapter_sha256": manifest.adapter_sha256,
+        "adapter_sha256": manifest.sha256,
         "published_at": published.published_at.astimezone(UTC).replace(tzinfo=None),
     }
 

@@ -15,8 +15,8 @@ from offbeat.errors import PermanentJobError
 from services.trainer.faithful import smallest_batch
 from services.trainer.gradient import Gradient
 from services.trainer.memory import Memory
-from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
+from services.trainer.policy import Policy
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient
 from services.trainer.state import TrainerState, starting_state

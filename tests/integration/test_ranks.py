@@ -18,8 +18,8 @@ from services.trainer.gradient import Gradient, micro_batches, step_gradient
 from services.trainer.initial import seeded_adapter
 from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics
-from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
+from services.trainer.policy import Policy
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient, validation
 from services.trainer.state import TrainerState, starting_state

@@ -45,7 +45,7 @@ def test_a_run_starts_from_a_version_of_another(source: Run, trainer: Trainer) -
     assert published is not None
     version_0 = successor(source, f"{source.run_id}@1").init(trainer)
     assert version_0.adapter_sha256 == published.manifest.adapter_sha256
-    assert version_0.canary.logprobs == published.manifest.canary.logprobs
+    assert version_0.proof.logprobs == published.manifest.proof.logprobs
 
 
 def test_a_run_starts_from_a_folder_that_peft_wrote(

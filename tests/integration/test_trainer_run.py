@@ -51,7 +51,7 @@ def test_the_same_state_and_rollouts_give_the_same_bytes(
         made.append([run.init(trainer), *steps(run, trainer, 0, 1)])
     for first, second in zip(*made, strict=True):
         assert hashes(first) == hashes(second)
-        assert first.canary == second.canary
+        assert first.proof == second.proof
     assert hashes(made[0][0]) != hashes(made[0][1])
 
 
@@ -151,7 +151,7 @@ def test_a_step_without_a_signal_makes_a_version_that_changes_nothing(
     manifest = run.train(trainer, 0, run.put_groups(version_0, silent))
     assert manifest.version == 1
     assert hashes(manifest) == hashes(version_0)
-    assert manifest.canary.logprobs == manifest.canary.parent_logprobs == version_0.canary.logprobs
+    assert manifest.proof.logprobs == manifest.proof.parent_logprobs == version_0.proof.logprobs
     expected = {
         "batch/rows_per_step": 0,
         "batch/forwarded_tokens_per_step": 0,

@@ -1,7 +1,6 @@
 """A supervised run, job by job: a real store, a real weight-proxy, a tiny real model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,61 +13,26 @@ from transformers import AutoModelForCausalLM
 
 from offbeat import keys
 from offbeat.contracts.jobs import (
-    ExampleBatch,
-    InitInput,
     ReplayInput,
     TokenizeInput,
-    TokenizeOutput,
     TrainInput,
 )
 from offbeat.contracts.run_spec import RunSpec
-from offbeat.contracts.weights import ADAPTER_FILES, ADAPTER_WEIGHTS, Manifest
+from offbeat.contracts.weights import ADAPTER_FILES, ADAPTER_WEIGHTS
 from offbeat.errors import InvalidDataError, InvalidRequestError, LeaseLostError, PermanentJobError
 from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import ExampleRow, decode_examples
-from offbeat.worker import JobContext
-from offbeat.worker_api import WeightProxyClient
 from services.trainer.publish import Trainer
-from services.trainer.run import init, replay, train
+from services.trainer.run import replay
 from services.trainer.sft_tokenize import tokenize
+from tests.sft_run import SftRun
 from tests.specs import sft_spec_dict, spec
 from tests.tiny_model import write_tiny_model
-from tests.trainer import Run, Sample, finished, hashes, lease_of, trainer_on
+from tests.trainer import Run, Sample, hashes, trainer_on
 from tests.weight_proxy import RunningProxy
 
 EVALUATED: dict[str, Any] = {"data": {"eval_size": 2}, "eval": {"every_steps": 2}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftRun:
-    """One supervised run, driven job by job."""
-
-    run_id: str
-    spec: RunSpec
-    proxy: WeightProxyClient
-
-    def context(self, job: Any, job_id: str, attempt: int = 1) -> JobContext:
-        return JobContext(lease_of(self.run_id, self.spec, job, job_id, attempt))
-
-    def tokenize(self, trainer: Trainer) -> TokenizeOutput:
-        return tokenize(self.context(TokenizeInput(), "tokenize"), trainer)
-
-    def init(self, trainer: Trainer, data: TokenizeOutput) -> Manifest:
-        job = InitInput(prompts_key=data.prompts_key, eval_prompts_key=data.eval_prompts_key)
-        return init(self.context(job, "init"), trainer).manifest
-
-    def step(self, data: TokenizeOutput, base_version: int, rows: tuple[int, ...]) -> TrainInput:
-        examples = ExampleBatch(
-            examples_key=data.prompts_key, rows=rows, eval_examples_key=data.eval_prompts_key
-        )
-        return TrainInput(base_version=base_version, examples=examples)
-
-    def train(
-        self, trainer: Trainer, data: TokenizeOutput, base_version: int, rows: tuple[int, ...]
-    ) -> Manifest:
-        job = self.step(data, base_version, rows)
-        return finished(train(self.context(job, f"train-{base_version}"), trainer))
 
 
 @pytest.fixture

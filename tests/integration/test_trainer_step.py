@@ -204,17 +204,17 @@ def test_the_canary_is_what_greedy_decoding_gives(
     (tmp_path / "1").mkdir()
     parent = peft_model(tiny_model, run, version_0, tmp_path / "0").eval()
     model = peft_model(tiny_model, run, version_1, tmp_path / "1").eval()
-    canary = version_1.canary
-    assert canary.prompt_ids == version_0.canary.prompt_ids == PROMPT_IDS
+    canary = version_1.proof
+    assert canary.prompt_ids == version_0.proof.prompt_ids == PROMPT_IDS
     generated = model.generate(
         input_ids=torch.tensor([PROMPT_IDS]), do_sample=False, max_new_tokens=8
     )
     assert canary.completion_ids == tuple(generated[0, len(PROMPT_IDS) :].tolist())
-    assert canary.completion_ids != version_0.canary.completion_ids
+    assert canary.completion_ids != version_0.proof.completion_ids
     for logprobs, of_model in ((canary.logprobs, model), (canary.parent_logprobs, parent)):
         expected = logprobs_of(of_model, PROMPT_IDS, canary.completion_ids)
         assert logprobs == pytest.approx(expected.tolist(), abs=1e-4)
-    assert version_0.canary.parent_logprobs == ()
+    assert version_0.proof.parent_logprobs == ()
 
 
 def test_the_canary_stops_at_the_end_of_text(
@@ -226,7 +226,7 @@ def test_the_canary_stops_at_the_end_of_text(
     tmp_path: Path,
 ) -> None:
     """The end is what the model's generation settings say; the token itself belongs to it."""
-    endless = run_of(run_id, spec(), store, proxy).init(trainer).canary.completion_ids
+    endless = run_of(run_id, spec(), store, proxy).init(trainer).proof.completion_ids
     assert len(endless) == 8
     folder = copytree(tiny_model, tmp_path / "model")
     settings = json.loads((folder / "generation_config.json").read_text())
@@ -235,7 +235,7 @@ def test_the_canary_stops_at_the_end_of_text(
     )
     stopping = run_of(f"{run_id}-stopping", spec(), store, proxy)
     version_0 = stopping.init(trainer_on(folder, store, proxy.client))
-    assert version_0.canary.completion_ids == endless[:1]
+    assert version_0.proof.completion_ids == endless[:1]
 
 
 def test_rewarded_completions_become_more_likely(

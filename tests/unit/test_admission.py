@@ -5,11 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.data.epochs import prompt_row
 from services.orchestrator.admission import (
     capacity_groups,
     group_seed,
     job_sizes,
-    prompt_row,
     synchronous_job_sizes,
 )
 

@@ -14,7 +14,7 @@ from random import Random
 
 from offbeat.contracts.jobs import JobKind
 from offbeat.contracts.runs import RunStatus
-from services.orchestrator.admission import prompt_row
+from offbeat.data.epochs import prompt_row
 from services.orchestrator.run_state import Drop, Generate, Group, RunState, Train
 from services.orchestrator.runs import next_commands
 from tests.specs import spec

@@ -14,7 +14,8 @@ from services.generator.engines.base import Completion
 from services.trainer import checkpoint
 from services.trainer.canary import first_canary, next_canary
 from services.trainer.initial import seeded_adapter
-from services.trainer.model import Policy, Tensors
+from services.trainer.model import Tensors
+from services.trainer.policy import Policy
 from services.trainer.state import starting_state
 from tests.adapters import upload
 from tests.specs import spec

@@ -46,6 +46,18 @@ def test_its_gradient_is_the_true_one(temperature: float) -> None:
     assert torch.autograd.gradcheck(logprobs, (hidden,))
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_head_that_is_trained_has_its_gradient_too(temperature: float) -> None:
+    hidden, head, targets = case(torch.float64)
+
+    def logprobs(hidden: Tensor, head: Tensor) -> Tensor:
+        return completion_logprobs(
+            hidden, head, targets, temperature=temperature, chunk_positions=3
+        )[0]
+
+    assert torch.autograd.gradcheck(logprobs, (hidden, head.requires_grad_()))
+
+
 def test_float32_logits_keep_what_bfloat16_logits_would_round_away() -> None:
     hidden, head, targets = case(torch.bfloat16)
     logprobs, _ = completion_logprobs(hidden, head, targets)

@@ -17,8 +17,8 @@ from offbeat.plan.setup import OFFBEAT, Setup
 from services.trainer.batch import StepBatch
 from services.trainer.gradient import micro_batches, step_gradient
 from services.trainer.initial import seeded_adapter
-from services.trainer.model import Policy
 from services.trainer.optimizer import next_state
+from services.trainer.policy import Policy
 from services.trainer.state import starting_state
 from tests.specs import spec
 from tests.unit.plan.live_tensors import LiveTensors
@@ -42,7 +42,7 @@ def group_spec(dtype: Literal["bfloat16", "float32"], length: int, *, ac: bool) 
 
 def step_peak_bytes(model: Path, run: RunSpec, length: int) -> int:
     """Take a step on one group of equally long completions."""
-    policy = Policy.load(model, run.model, run.lora, torch.device("cpu"))
+    policy = Policy.load(model, run.model, run.adapter, torch.device("cpu"))
     state = starting_state(seeded_adapter(policy.shapes, 0))
     policy.install(state.masters)
     samples = [
@@ -54,7 +54,7 @@ def step_peak_bytes(model: Path, run: RunSpec, length: int) -> int:
     assert [row.ids_BT.numel() for row in rows] == [NUM_PROMPT + GROUP_SIZE * length]
     for row in rows:
         policy.check_packing(row)
-    held = (*policy._model.parameters(), *policy._model.buffers())
+    held = (*policy._adapted.parameters(), *policy._adapted.buffers())
     states = (state.masters, state.exp_avg, state.exp_avg_sq)
     alive = [*held, *(tensor for part in states for tensor in part.values())]
     with LiveTensors(tensor.data for tensor in alive) as live:

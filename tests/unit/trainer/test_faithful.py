@@ -17,7 +17,7 @@ from services.trainer.faithful import (
     smallest_batch,
     unscored,
 )
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from offbeat.devices import device_of
 from offbeat.errors import PermanentJobError
 from services.trainer.faithful import unscored
 from services.trainer.initial import seeded_adapter
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from tests.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")

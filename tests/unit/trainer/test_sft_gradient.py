@@ -17,7 +17,7 @@ from offbeat.contracts.run_spec import LoraSection, ModelSection, TrainSection
 from services.trainer.faithful import packing_error
 from services.trainer.initial import seeded_adapter
 from services.trainer.metrics import Metrics
-from services.trainer.model import Policy
+from services.trainer.policy import Policy
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient, validation
 
@@ -57,7 +57,7 @@ def gradient_of(policy: Policy, **train: Any) -> tuple[float, dict[str, Tensor],
 
 def plain(policy: Policy) -> tuple[float, dict[str, Tensor], int]:
     """One example at a time, full logits, float64; and how many targets are the likeliest token."""
-    model = policy._model.double()  # pyright: ignore[reportPrivateUsage]
+    model = policy._adapted.double()  # pyright: ignore[reportPrivateUsage]
     attention = policy._base.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     policy._base.set_attn_implementation("eager")  # pyright: ignore[reportPrivateUsage]
     model.zero_grad()
