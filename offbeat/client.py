@@ -15,7 +15,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -24,7 +23,6 @@ import httpx
 from httpx_sse import EventSource
 from pydantic import SecretStr, ValidationError
 
-from offbeat.adapter_archive import ARCHIVE_BYTES_MAX, unpack
 from offbeat.contracts.base import Contract
 from offbeat.contracts.chat import ChatMessage
 from offbeat.contracts.completions import ChatCompletionChunk, ErrorEnvelope
@@ -36,6 +34,7 @@ from offbeat.contracts.runs import (
     Diagnosis,
     GarbageView,
     MetricSeries,
+    ModelView,
     Page,
     ReplayView,
     RolloutView,
@@ -44,7 +43,8 @@ from offbeat.contracts.runs import (
     RunView,
     WorkerView,
 )
-from offbeat.errors import IntegrityError, InvalidRequestError, UnavailableError
+from offbeat.downloads import save_adapter, save_model
+from offbeat.errors import InvalidRequestError, UnavailableError
 from offbeat.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ServiceClient, raise_for_problem
 from offbeat.pages import PAGE_ITEMS, all_pages
 from offbeat.specs import load_spec, validate_spec
@@ -262,18 +262,18 @@ class OffbeatClient(ServiceClient):
     def download_adapter(self, run_id: str, path: Path | str, version: int | None = None) -> None:
         """Fetch a version, the newest where none is named: as a zip where the path ends in `.zip`,
         else as a PEFT folder. Nothing appears under the path before all of it has arrived."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=path.parent, prefix=".offbeat-") as temporary:
-            scratch = Path(temporary)
-            archive = scratch / "adapter.zip"
-            self._download(_path(run_id, "adapter"), {"version": version}, archive)
-            if path.suffix.lower() == ".zip" and not path.is_dir():
-                os.replace(archive, path)
-            else:
-                files = scratch / "files"
-                files.mkdir()
-                unpack(archive, path, files)
+        save_adapter(self._body(_path(run_id, "adapter"), version=version), Path(path))
+
+    def model(self, run_id: str) -> ModelView:
+        """The model that a run of full fine-tuning has made: its files, and where they lie."""
+        return self._get(ModelView, _path(run_id, "model"))
+
+    def download_model(self, run_id: str, folder: Path | str) -> ModelView:
+        """Fetch the model that a run of full fine-tuning has made, as `from_pretrained` loads it.
+        Called again, it goes on with the files that are not there yet."""
+        model = self.model(run_id)
+        save_model(model, lambda name: self._body(_path(run_id, "model", name)), Path(folder))
+        return model
 
     def replay(self, run_id: str, step: int) -> ReplayView:
         """Have a trainer take a step again; ask `show_replay` for the answer."""
@@ -357,14 +357,10 @@ class OffbeatClient(ServiceClient):
                 if message.data:
                     yield self._read(RunEvent, message.data)
 
-    def _download(self, path: str, query: Query, target: Path) -> None:
-        num_bytes = 0
-        with self._open(path, query, {}) as response, target.open("wb") as file:
-            for chunk in response.iter_bytes():
-                num_bytes += len(chunk)
-                if num_bytes > ARCHIVE_BYTES_MAX:
-                    raise IntegrityError(f"the adapter is larger than {ARCHIVE_BYTES_MAX} bytes")
-                file.write(chunk)
+    @contextmanager
+    def _body(self, path: str, **query: int | None) -> Iterator[Iterator[bytes]]:
+        with self._open(path, query, {}) as response:
+            yield response.iter_bytes()
 
     @contextmanager
     def _open(

@@ -246,6 +246,22 @@ def adapter(
 
 @app.command(rich_help_panel=RESULTS)
 @with_session
+def model(
+    session: Session,
+    run: RunArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A folder.")],
+) -> None:
+    """Download the model of a run without [lora], as transformers loads it."""
+    run_id = session.find_run(run).id
+    try:
+        found = session.client.download_model(run_id, output)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from error
+    session.answer(found, Text(str(output)))
+
+
+@app.command(rich_help_panel=RESULTS)
+@with_session
 def replay(
     session: Session,
     run: RunArgument,

@@ -12,14 +12,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from offbeat.cli import text
-from offbeat.contracts.projects import KeyView, ProjectView
-from offbeat.contracts.run_spec import (
+from offbeat.contracts.data_sources import (
     DataSection,
     HuggingFaceData,
     InlineData,
     ReasoningGymData,
-    RunSpec,
 )
+from offbeat.contracts.projects import KeyView, ProjectView
+from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import (
     EventLevel,
     GarbageView,

@@ -84,7 +84,7 @@ class RankMemory(Contract):
 class GatheredUnit(Contract):
     """Weights that FSDP2 puts together from all ranks at once."""
 
-    name: Literal["a block", "the embedding"]
+    name: Literal["a block", "the embedding", "embedding and head"]
     size_bytes: int
 
 
@@ -118,7 +118,8 @@ class PlanTraffic(Contract):
     """Over each node's link."""
     between_nodes_s: float
     published_bytes: int
-    """The weights of a version, to the store: the adapter's, or in full fine-tuning all."""
+    """Of a version, to the store: the adapter's weights, or in full fine-tuning the state, at every
+    `checkpoint_every`-th."""
 
 
 class DryRun(Contract):

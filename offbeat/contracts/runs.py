@@ -13,6 +13,7 @@ from offbeat.contracts.leases import WorkerReport
 from offbeat.contracts.projects import DEFAULT_PROJECT
 from offbeat.contracts.run_kinds import RunKind
 from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.weights import VersionFile
 
 T = TypeVar("T")
 
@@ -145,15 +146,27 @@ class CheckpointView(Contract):
     version: int
     step: int
     adapter_sha256: str
+    """Of the adapter's weights; in full fine-tuning, of the record of the trainer's state."""
     size_bytes: int
     """Of the files that are still there."""
     prefix: str
     published_at: datetime
     metrics: dict[str, float]
     has_adapter: bool = True
-    """False where `retention` has given it up: it cannot be downloaded or chatted with."""
+    """False where `retention` has given it up, and in full fine-tuning: it cannot be downloaded or
+    chatted with."""
     has_state: bool = True
     """False where the next step cannot be replayed any more."""
+
+
+class ModelView(Contract):
+    """The model that a run of full fine-tuning has made."""
+
+    run_id: str
+    version: int
+    prefix: str
+    """Below it the files lie in the bucket; `s3://<bucket>/<prefix>` is a `model.id`."""
+    files: tuple[VersionFile, ...]
 
 
 class GarbageView(Contract):

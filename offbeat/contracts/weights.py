@@ -24,6 +24,10 @@ STATE_RECORD = "trainer_state.json"
 """What of the trainer's state is no tensor; every version has one."""
 STATE_INDEX = "trainer_state.index.json"
 """Of a version of full fine-tuning at which the state is kept: where each part of it lies."""
+MODEL_CONFIG = "config.json"
+"""Of a folder that `from_pretrained` loads; the last version of full fine-tuning is one."""
+STATE_PREFIX = "trainer_state"
+"""How the names of all files begin that the trainer alone reads."""
 FILE_BYTES_MAX = 4 * 2**30
 """No file of a version may be larger: rank 512 on a 70B model stays well below."""
 FILES_MAX = 16_384
@@ -127,6 +131,15 @@ class Manifest(Contract):
         """What tells the version from any other one: the hash of its adapter, or in full
         fine-tuning of the record, which holds its parent's."""
         return self.adapter_sha256 if self.has_adapter else self.file(STATE_RECORD).sha256
+
+    @property
+    def has_model(self) -> bool:
+        """Whether its files are a whole model."""
+        return any(file.name == MODEL_CONFIG for file in self.files)
+
+    def is_of_model(self, name: str) -> bool:
+        """Whether a file of it is the model's, and not the trainer's."""
+        return self.has_model and not name.startswith(STATE_PREFIX)
 
     def agrees_with(self, sealed: Self) -> bool:
         """Whether it is the version that was sealed, though by another attempt: its files are among

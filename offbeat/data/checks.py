@@ -3,7 +3,7 @@
 Everything else is found by the `prepare` job, which reads every row.
 """
 
-from offbeat.contracts.run_spec import DataSection, InlineData, ReasoningGymData
+from offbeat.contracts.data_sources import DataSection, InlineData, ReasoningGymData
 from offbeat.data import gym
 from offbeat.data.inline import inline_rows
 from offbeat.data.rows import RowReader, checked_row

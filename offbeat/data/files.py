@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from offbeat.contracts.run_spec import JsonlData, ParquetData
+from offbeat.contracts.data_sources import JsonlData, ParquetData
 from offbeat.data.parquet_reader import parquet_values
 from offbeat.data.rows import (
     DATA_BYTES_MAX,

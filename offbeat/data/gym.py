@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from offbeat.contracts.run_spec import GymTask, ReasoningGymData
+from offbeat.contracts.data_sources import GymTask, ReasoningGymData
 from offbeat.data.gym_entry import ENTRY_COLUMN, GymEntry
 from offbeat.data.rows import RowReader, SourceRow, checked_row
 from offbeat.errors import InvalidDataError, PermanentJobError

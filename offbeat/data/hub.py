@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 
-from offbeat.contracts.run_spec import HuggingFaceData
+from offbeat.contracts.data_sources import HuggingFaceData
 from offbeat.data.rows import RowReader, SourceRow
 from offbeat.errors import InvalidDataError, PermanentJobError, UnavailableError
 

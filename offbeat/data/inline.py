@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from offbeat.contracts.run_spec import InlineData
+from offbeat.contracts.data_sources import InlineData
 from offbeat.data.rows import RowReader, SourceRow, checked_row
 
 

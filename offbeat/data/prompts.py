@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError
 
-from offbeat.contracts.run_spec import DataBase
+from offbeat.contracts.data_sources import DataBase
 from offbeat.data.rows import Message, SourceRow
 from offbeat.data.split import split_rows
 from offbeat.errors import InvalidDataError

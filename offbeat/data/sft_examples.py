@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from offbeat.contracts.data_sources import DataBase
 from offbeat.contracts.run_kinds import SftSection
-from offbeat.contracts.run_spec import DataBase
 from offbeat.data.prompts import (
     announced,
     conversation,

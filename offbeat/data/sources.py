@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from offbeat.contracts.run_spec import DataSection
+from offbeat.contracts.data_sources import DataSection
 from offbeat.data.files import jsonl_rows, parquet_rows
 from offbeat.data.gym import gym_rows
 from offbeat.data.hub import huggingface_rows

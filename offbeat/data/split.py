@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from offbeat.contracts.run_spec import DataBase, ReasoningGymData
+from offbeat.contracts.data_sources import DataBase, ReasoningGymData
 from offbeat.data.gym import training_size
 from offbeat.data.rows import Prompt, SourceRow
 from offbeat.errors import InvalidDataError

@@ -28,6 +28,8 @@ HEAD_POSITIONS = 64
 gradient in the model's type."""
 UNITS_GATHERED = 2
 """Blocks whose weights are there at once: the one in use, and the next one on its way."""
+STATE_FILE_BYTES = 2**30
+"""Of the state that is written, or read, at once; see `services/trainer/sharded_state.py`."""
 PROCESS_BYTES = 2_000_000_000
 """A Python process with torch and CUDA's libraries, on the host."""
 
@@ -158,13 +160,20 @@ def logits_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
 
 
 def host_bytes(model: Architecture, setup: Setup, recipe: Recipe, *, publishes: bool) -> float:
-    """Host memory of one rank: the process, what is offloaded, and on the rank that publishes all
-    trained weights in float32, twice: gathered, and as a file."""
+    """Host memory of one rank: the process, what is offloaded, and what is on its way to the store.
+
+    An adapter's weights are in float32 on the rank that publishes, twice: gathered, and as a file.
+    In full fine-tuning each rank writes its own part of the state, of which it has a copy unless
+    that is offloaded.
+    """
     own = held_bytes(model, setup, recipe)
     offloaded = own.total - own.on_gpu(setup, recipe).total
-    is_published = publishes and setup.trains_adapter
-    gathered = 8 * trained_parameters(model, setup) if is_published else 0
-    return PROCESS_BYTES + offloaded + gathered
+    if not setup.trains_adapter:
+        copied = 0 if setup.is_offloaded else own.weights + own.moments
+        published = copied + 2 * STATE_FILE_BYTES
+    else:
+        published = 8 * trained_parameters(model, setup) if publishes else 0
+    return PROCESS_BYTES + offloaded + published
 
 
 def unit_bytes(model: Architecture, setup: Setup) -> float:
@@ -180,10 +189,15 @@ def largest_unit(model: Architecture, setup: Setup, recipe: Recipe) -> GatheredU
     """What is gathered at once: two of it can be there, and no plan fits where they do not."""
     if not _is_gathered(setup, recipe):
         return None
-    block, table = unit_bytes(model, setup), parameters_of(model).table * setup.dtype_bytes
-    if model.is_tied or block >= table:
+    counts, block = parameters_of(model), unit_bytes(model, setup)
+    if _trains_tables(setup, recipe):
+        name, tables = "embedding and head", counts.tables * setup.dtype_bytes
+    else:
+        # A table that is the head too is whole on every rank.
+        name, tables = "the embedding", 0 if model.is_tied else counts.table * setup.dtype_bytes
+    if block >= tables:
         return GatheredUnit(name="a block", size_bytes=round(block))
-    return GatheredUnit(name="the embedding", size_bytes=table)
+    return GatheredUnit(name=name, size_bytes=tables)
 
 
 def _moment(
@@ -226,10 +240,17 @@ def _is_gathered(setup: Setup, recipe: Recipe) -> bool:
     return setup.num_shards > 1 or setup.is_offloaded or casts
 
 
+def _trains_tables(setup: Setup, recipe: Recipe) -> bool:
+    """Whether embedding and head are one unit, as Offbeat makes them where it trains them."""
+    return recipe.keeps_head and not setup.trains_adapter
+
+
 def _tables_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
-    """Embedding and head that stay gathered: a shared table always does."""
+    """Embedding and head that stay gathered: a shared table always does, and both do where they
+    are one unit with what computes the loss."""
     counts = parameters_of(model)
-    if recipe.gathers_tables_for_good or model.is_tied:
+    is_one_unit = _trains_tables(setup, recipe)
+    if recipe.gathers_tables_for_good or model.is_tied or is_one_unit:
         return counts.tables * setup.dtype_bytes
     return counts.table * setup.dtype_bytes if recipe.keeps_head and setup.trains_adapter else 0
 

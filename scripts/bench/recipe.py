@@ -6,8 +6,8 @@ from typing import Any
 from peft import LoraConfig
 from trl.trainer.grpo_config import GRPOConfig
 
+from offbeat.contracts.data_sources import InlineData
 from offbeat.contracts.run_spec import (
-    InlineData,
     ModelSection,
     PythonReward,
     RolloutSection,

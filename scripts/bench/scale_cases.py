@@ -8,9 +8,9 @@ work causes (jobs, versions, pulls) comes `pace` times as fast as in that hour; 
 from dataclasses import dataclass
 from math import ceil
 
+from offbeat.contracts.data_sources import InlineData
 from offbeat.contracts.run_spec import (
     ExactMatchReward,
-    InlineData,
     LoraSection,
     ModelSection,
     RetentionSection,

@@ -5,14 +5,8 @@ from pathlib import Path
 
 from offbeat.algorithms.example_packing import Example
 from offbeat.contracts.base import Contract
-from offbeat.contracts.run_spec import (
-    InlineData,
-    LoraSection,
-    ModelSection,
-    RunSpec,
-    SftSection,
-    TrainSection,
-)
+from offbeat.contracts.data_sources import InlineData
+from offbeat.contracts.run_spec import LoraSection, ModelSection, RunSpec, SftSection, TrainSection
 from scripts.bench.cases import TOKEN_IDS
 from scripts.bench.contender import StepMeasurement, Stopwatch, memory_bytes
 

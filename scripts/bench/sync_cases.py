@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from offbeat.contracts.data_sources import InlineData
 from offbeat.contracts.run_spec import (
-    InlineData,
     LoraSection,
     ModelSection,
     PythonReward,

@@ -12,6 +12,7 @@ from services.orchestrator import (
     diagnosis_api,
     health_api,
     internal_api,
+    model_api,
     openai_api,
     plan_api,
     projects_api,
@@ -51,6 +52,7 @@ def create_app(services: Services) -> FastAPI:
         internal_api,  # routes are tried in this order, and workers ask most often
         runs_api,
         artifacts_api,
+        model_api,
         diagnosis_api,
         replay_api,
         retention_api,

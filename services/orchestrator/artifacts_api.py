@@ -2,7 +2,6 @@
 zip."""
 
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -18,10 +17,8 @@ from offbeat import keys
 from offbeat.contracts.jobs import (
     EvaluateOutput,
     GenerateOutput,
-    InitOutput,
     JobKind,
     JobStatus,
-    TrainOutput,
 )
 from offbeat.contracts.rollouts import Rollout
 from offbeat.contracts.runs import Page, RolloutView
@@ -31,6 +28,7 @@ from offbeat.objects import S3ObjectStore
 from offbeat.tables import decode_rollouts
 from services.orchestrator.dependencies import Services, ServicesDep, UserRoute, user
 from services.orchestrator.groups import group_index
+from services.orchestrator.published import manifests
 from services.orchestrator.remains import check_adapter
 from services.orchestrator.results import OUTPUT
 from services.orchestrator.schema import SEQ_MAX, GroupRow, JobRow
@@ -172,30 +170,18 @@ def _manifest(services: Services, run_id: str, version: int | None) -> Manifest:
     with services.store.read() as session:
         run = find_run(session, run_id)
         wanted = run.version if version is None else version
-        for manifest in _manifests(session, run_id):
+        for manifest in manifests(session, run_id):
+            if manifest.version == wanted and not manifest.has_adapter:
+                raise NotFoundError(
+                    f"run {run_id} trains all weights and has no adapter: /v1/runs/{run_id}/model "
+                    "has what its last step writes"
+                )
             if manifest.version == wanted:
                 check_adapter(session, run_id, manifest.version)
                 return manifest
     if wanted is None:
         raise NotFoundError(f"run {run_id} has published no version yet")
     raise NotFoundError(f"run {run_id} has no version {wanted}; see /v1/runs/{run_id}/checkpoints")
-
-
-def _manifests(session: Session, run_id: str) -> Iterator[Manifest]:
-    """The run's published versions, newest first."""
-    bodies = session.scalars(
-        select(JobRow.output)
-        .where(
-            JobRow.run_id == run_id,
-            JobRow.kind.in_([JobKind.INIT, JobKind.TRAIN]),
-            JobRow.status == JobStatus.DONE,
-        )
-        .order_by(JobRow.seq.desc())
-    )
-    for body in bodies:
-        output = OUTPUT.validate_json(body or "")
-        assert isinstance(output, InitOutput | TrainOutput)
-        yield output.manifest
 
 
 def _write_zip(objects: S3ObjectStore, manifest: Manifest, path: Path) -> None:

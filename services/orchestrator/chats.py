@@ -66,6 +66,11 @@ def begin(session: Session, run: RunRow, question: ChatInput, now: float) -> Ask
     """
     check_version(session, run, question.version)
     spec = RunSpec.model_validate_json(run.spec)
+    if spec.is_full:
+        raise NotFoundError(
+            f"run {run.id} trains all weights, and generators serve adapters: give the model that "
+            "its last step writes as model.id to another run, or to an engine of your own"
+        )
     if not alive_workers(session, now).get((WorkerRole.GENERATOR, spec.pool)):
         raise UnavailableError(
             f"no generator of pool {spec.pool!r} is alive: start one, then ask again"

@@ -86,7 +86,12 @@ def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
     """The runs that can be talked to, newest first."""
     query = (
         select(RunRow)
-        .where(RunRow.version.is_not(None), RunRow.deleted_at.is_(None))
+        .where(
+            RunRow.version.is_not(None),
+            RunRow.deleted_at.is_(None),
+            # Full fine-tuning has no adapter to talk to.
+            ~RunRow.spec.contains('"lora":null', autoescape=True),
+        )
         .order_by(RunRow.seq.desc())
     )
     if not caller.is_admin:

@@ -39,6 +39,8 @@ class RunFacts:
     retention: RetentionSection
     max_versions: int
     """The staleness bound."""
+    checkpoint_every: int = 1
+    """Versions that go on from one stored state."""
     newest: int | None
     """The newest version that the orchestrator knows of."""
     prefixes: Mapping[int, str] = field(default_factory=dict)
@@ -76,8 +78,14 @@ def removals(objects: Iterable[StoredObject], facts: RunFacts, now: datetime) ->
 
 
 def keeps_state(version: int, facts: RunFacts) -> bool:
-    """Whether the trainer state of a published version stays."""
+    """Whether the trainer state of a published version stays: as long as a version is wanted that
+    goes on from it."""
     newest = facts.newest if facts.newest is not None else version
+    follow = range(version, min(version + facts.checkpoint_every - 1, newest) + 1)
+    return any(_wants_state(one, newest, facts) for one in follow or (version,))
+
+
+def _wants_state(version: int, newest: int, facts: RunFacts) -> bool:
     every = facts.retention.keep_every
     return (
         version > newest - facts.retention.keep_last_states

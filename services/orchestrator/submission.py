@@ -7,7 +7,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.run_spec import JsonlData, ParquetData, RunSpec
+from offbeat.contracts.data_sources import JsonlData, ParquetData
+from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import RunStatus
 from offbeat.errors import ConflictError, InvalidRequestError
 from offbeat.objects import split_s3_uri

@@ -36,6 +36,7 @@ def load_facts(session: Session, run: RunRow, found: Collection[keys.AttemptKey]
     return RunFacts(
         retention=spec.retention,
         max_versions=spec.staleness.max_versions,
+        checkpoint_every=spec.train.checkpoint_every,
         newest=run.version,
         prefixes=_prefixes(session, run.id, {key.version for key in found}),
         used_adapters=frozenset(

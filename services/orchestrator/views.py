@@ -118,7 +118,8 @@ def checkpoint_view(session: Session, job: JobRow) -> CheckpointView:
     assert isinstance(output, InitOutput | TrainOutput)
     manifest = output.manifest
     row = session.get_one(VersionRow, (job.run_id, manifest.version))
-    has_adapter, has_state = row.adapter_removed_at is None, row.state_removed_at is None
+    has_adapter = manifest.has_adapter and row.adapter_removed_at is None
+    has_state = row.state_removed_at is None
     return CheckpointView(
         version=manifest.version,
         step=manifest.version,

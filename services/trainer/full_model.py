@@ -17,6 +17,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh
@@ -55,6 +56,14 @@ class Within(nn.Module):
         return compute()
 
 
+class InPlace(BlockingAsyncStager):
+    """Copies nothing, for a state that waits until it is saved."""
+
+    def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors themselves."""
+        return state_dict
+
+
 class FullModel(Model):
     """The weights of one version and their moments, as one rank holds its part of them."""
 
@@ -68,11 +77,13 @@ class FullModel(Model):
         ranks: Ranks,
         open_weights: OpenWeights,
         store: ObjectStore,
+        *,
+        offload: bool,
     ) -> None:
         super().__init__(base, getattr(torch, model.dtype), device, ranks)
         self.num_updates = 0
         self._root, self._section, self._folder = root, model, folder
-        self._open_weights, self._store = open_weights, store
+        self._open_weights, self._store, self._is_offloaded = open_weights, store, offload
         self._weights = cast(dict[str, DTensor], dict(base.named_parameters()))
         self._optimizer = _optimizer(self._weights)
         self._saving: Future[object] | None = None
@@ -95,7 +106,17 @@ class FullModel(Model):
             mesh = ranks.training_mesh(device)
             root = _divided(base, mesh, getattr(torch, model.dtype), offload=offload)
             _give_storage(base, torch.device("cpu") if offload else device)
-            loaded = cls(base.eval(), root, model, folder, device, ranks, open_weights, store)
+            loaded = cls(
+                base.eval(),
+                root,
+                model,
+                folder,
+                device,
+                ranks,
+                open_weights,
+                store,
+                offload=offload,
+            )
         except (OSError, ValueError) as error:
             raise PermanentJobError(f"model {model.id!r} cannot be trained: {error}") from error
         loaded.begin_anew()
@@ -147,7 +168,8 @@ class FullModel(Model):
 
     @collective
     def save(self, prefix: str) -> Callable[[], tuple[VersionFile, ...]]:
-        """Copy the state to host memory, and have all ranks upload it beside what comes next.
+        """Copy the state to host memory, and have all ranks upload it beside what comes next. What
+        is offloaded fills that memory already, and is uploaded at once.
 
         What is returned waits for that, at rank 0, and says what was written. One state is on its
         way at a time.
@@ -155,8 +177,16 @@ class FullModel(Model):
         if self._saving is not None:
             self._saving.exception()  # Whoever published that version has heard of it.
         writer = StateWriter(self._store, prefix)
-        saving = async_save(self._state(), storage_writer=writer, process_group=self.ranks.saves)
+        group = self.ranks.saves
+        saving = async_save(
+            self._state(),
+            storage_writer=writer,
+            process_group=group,
+            async_stager=InPlace() if self._is_offloaded else None,
+        )
         self._saving = cast(Future[object], saving)
+        if self._is_offloaded:
+            self._saving.exception()
         return lambda: _saved(self._store, prefix, writer, cast(Future[object], saving))
 
     @collective
@@ -209,7 +239,9 @@ class FullModel(Model):
     def _head_VD(self) -> Tensor:
         return cast(nn.Linear, self._base.get_output_embeddings()).weight
 
-    def _add_gradient(self, part: Tensor) -> None:
+    def _add_gradient(self, part: Tensor, *, is_last: bool) -> None:
+        # What copies of the model have to tell one another they do once a step.
+        cast(FSDPModule, self._root).set_requires_all_reduce(is_last)
         # FSDP2 takes the mean over all ranks.
         (part * self.ranks.size).backward()
 

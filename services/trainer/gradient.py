@@ -167,7 +167,9 @@ def accumulate(
     with model.training(train.gradient_checkpointing, seed):
         for start in range(0, len(batches), model.ranks.size):
             between(start / len(batches))
-            for part, record in model.backward(term, batches[start : start + model.ranks.size]):
+            stop = start + model.ranks.size
+            seen = model.backward(term, batches[start:stop], stop >= len(batches))
+            for part, record in seen:
                 total += part
                 records.append(record)
         gradients = model.gradients()

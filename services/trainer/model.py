@@ -70,8 +70,9 @@ class Model(ABC):
         """The weights of the head, within such a computation."""
 
     @abstractmethod
-    def _add_gradient(self, part: Tensor) -> None:
-        """Add the gradient of this rank's part of the loss to what there is of the step's."""
+    def _add_gradient(self, part: Tensor, *, is_last: bool) -> None:
+        """Add the gradient of this rank's part of the loss to what there is of the step's, which
+        is all of it with the last one."""
 
     @abstractmethod
     def _forget_gradient(self) -> None:
@@ -97,13 +98,16 @@ class Model(ABC):
 
     @collective
     def backward(
-        self, term: Callable[[Self, B], tuple[Tensor, R]], batches: Sequence[B]
+        self,
+        term: Callable[[Self, B], tuple[Tensor, R]],
+        batches: Sequence[B],
+        is_last: bool,
     ) -> list[tuple[float, R]]:
         """Add the gradient of a micro-batch on each rank to the step's; what `term` gave for
         each."""
         own, is_counted = self._own(batches)
         part, record = term(self, own)
-        self._add_gradient(part * is_counted)
+        self._add_gradient(part * is_counted, is_last=is_last)
         return self._seen(part.item(), record, batches)
 
     @collective

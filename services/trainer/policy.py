@@ -112,7 +112,7 @@ class Policy(Model):
     def _head_VD(self) -> Tensor:
         return self._frozen_head_VD
 
-    def _add_gradient(self, part: Tensor) -> None:
+    def _add_gradient(self, part: Tensor, *, is_last: bool) -> None:
         part.backward()
         for name, copy in self.copies.items():
             if copy.grad is not None:

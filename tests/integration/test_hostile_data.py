@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offbeat.contracts.run_spec import JsonlData, ParquetData
+from offbeat.contracts.data_sources import JsonlData, ParquetData
 from offbeat.data.rows import SourceRow
 from offbeat.data.sources import source_rows
 from offbeat.errors import InvalidDataError

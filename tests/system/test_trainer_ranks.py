@@ -1,52 +1,28 @@
 """A trainer of two ranks does runs as one of one rank does, and outlives the death of either."""
 
 import io
-import os
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from offbeat.client import OffbeatClient
 from offbeat.contracts.runs import RunStatus
 from offbeat.objects import S3ObjectStore
-from scripts.stack import Stack, StackOptions, running_stack
+from scripts.stack import StackOptions, running_stack
+from tests.rank_deaths import RUN_TIMEOUT_S, kill_rank
 from tests.specs import sft_spec_dict, spec_dict
 from tests.tiny_model import upload
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-RUN_TIMEOUT_S = 240.0
 STEPS = 6
-RESTARTED = "The trainer is ready."
-
-
-def ranks_of(torchrun: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The trainer's processes, by rank."""
-    processes = psutil.Process(torchrun.pid).children()
-    return sorted(processes, key=lambda process: int(process.environ()["RANK"]))
 
 
 def adapter_of(client: OffbeatClient, run_id: str) -> str:
     assert client.wait(run_id, timeout_s=RUN_TIMEOUT_S).status is RunStatus.SUCCEEDED
     [newest] = [one for one in client.checkpoints(run_id) if one.version == STEPS]
     return newest.adapter_sha256
-
-
-def times_started(stack: Stack) -> int:
-    return (stack.options.logs / "trainer-1.log").read_text().count(RESTARTED)
-
-
-def kill_rank(stack: Stack, rank: int, is_time: Callable[[], bool]) -> None:
-    """Kill it at its time, and return when the trainer is back."""
-    wait_until(is_time, RUN_TIMEOUT_S)
-    before = times_started(stack)
-    os.kill(ranks_of(stack.process("trainer-1"))[rank].pid, signal.SIGKILL)
-    wait_until(lambda: times_started(stack) > before, RUN_TIMEOUT_S)
 
 
 def test_the_death_of_a_rank_costs_a_step_and_changes_nothing(

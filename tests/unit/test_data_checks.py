@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import TypeAdapter
 
-from offbeat.contracts.run_spec import DataSection
+from offbeat.contracts.data_sources import DataSection
 from offbeat.data.checks import check_spec_data
 from offbeat.errors import InvalidDataError
 
@@ -37,7 +37,7 @@ def test_a_section_that_is_wrong_is_refused(section: dict[str, object], message:
 def test_the_check_loads_no_torch() -> None:
     script = (
         "import sys; from offbeat.data.checks import check_spec_data; "
-        "from offbeat.contracts.run_spec import ReasoningGymData; "
+        "from offbeat.contracts.data_sources import ReasoningGymData; "
         "check_spec_data(ReasoningGymData(source='reasoning_gym', tasks=[{'name': 'gcd'}])); "
         "print({'torch', 'transformers'} & set(sys.modules))"
     )

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import SecretStr
 
-from offbeat.contracts.run_spec import JsonlData, ParquetData
+from offbeat.contracts.data_sources import JsonlData, ParquetData
 from offbeat.data.rows import ROW_BYTES_MAX, SourceRow
 from offbeat.data.sources import source_rows
 from offbeat.errors import InvalidDataError

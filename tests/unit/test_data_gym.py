@@ -9,7 +9,7 @@ import reasoning_gym
 from pydantic import JsonValue
 from reasoning_gym.factory import DATASETS
 
-from offbeat.contracts.run_spec import GymTask, ReasoningGymData
+from offbeat.contracts.data_sources import GymTask, ReasoningGymData
 from offbeat.data.gym import gym_rows
 from offbeat.data.gym_entry import ENTRY_COLUMN, GymEntry
 from offbeat.data.split import split_rows

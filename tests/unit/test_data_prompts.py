@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from offbeat.contracts.run_spec import InlineData
+from offbeat.contracts.data_sources import InlineData
 from offbeat.data.inline import inline_rows
 from offbeat.data.prompts import build_prompts, render_prompt
 from offbeat.errors import InvalidDataError

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import JsonValue
 
-from offbeat.contracts.run_spec import InlineData
+from offbeat.contracts.data_sources import InlineData
 from offbeat.data.inline import inline_rows
 from offbeat.data.rows import ROW_BYTES_MAX, SourceRow, bounded, checked_row
 from offbeat.errors import InvalidDataError

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from offbeat.contracts.data_sources import InlineData, ReasoningGymData
 from offbeat.contracts.run_kinds import SftSection
-from offbeat.contracts.run_spec import InlineData, ReasoningGymData
 from offbeat.data.checks import check_spec_data
 from offbeat.data.gym import gym_rows
 from offbeat.data.inline import inline_rows

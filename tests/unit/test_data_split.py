@@ -2,7 +2,7 @@
 
 import pytest
 
-from offbeat.contracts.run_spec import InlineData
+from offbeat.contracts.data_sources import InlineData
 from offbeat.data.checks import check_spec_data
 from offbeat.data.inline import inline_rows
 from offbeat.data.split import split_rows

@@ -1,5 +1,6 @@
 """What may be removed from a run's folder, and above all what may not."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given, settings
@@ -66,6 +67,16 @@ def test_version_zero_and_the_newest_stay_where_nothing_else_is_asked_for() -> N
     found = removals(version_files(9), known, NOW)
     assert versions(found, Reason.ADAPTER) == [1, 2, 3, 4, 5, 6]
     assert versions(found, Reason.STATE) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_state_stays_while_versions_that_go_on_from_it_are_wanted() -> None:
+    """Of full fine-tuning with a state at every fifth version: 12 goes on from that of 10."""
+    known = facts(12, {"keep_last": 1, "keep_last_states": 1, "keep_every": 0}, checkpoint_every=5)
+    found = removals([stored(prefix(n) + "trainer_state.json") for n in range(13)], known, NOW)
+    assert versions(found, Reason.STATE) == [0, 1, 2, 3, 4, 5, 6, 7]
+    replayed = replace(known, used_states=frozenset({3}))
+    found = removals([stored(prefix(n) + "trainer_state.json") for n in range(13)], replayed, NOW)
+    assert versions(found, Reason.STATE) == [4, 5, 6, 7]
 
 
 def test_samples_go_by_age_and_only_when_their_job_is_over() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from offbeat.contracts.run_kinds import OWN_PARTS
-from offbeat.contracts.run_spec import RunSpec, TrainSection
+from offbeat.contracts.run_spec import LoraSection, RunSpec, TrainSection
 from offbeat.spec_problems import problem_lines
 from offbeat.specs import InvalidSpecError, load_spec, validate_spec
 from tests.specs import sft_spec, sft_spec_dict, spec_dict
@@ -70,12 +70,29 @@ def test_rewards_and_supervised_settings_do_not_go_together() -> None:
     )
 
 
-def test_full_fine_tuning_is_refused_with_what_to_do() -> None:
+def test_without_an_adapter_a_supervised_run_trains_all_weights() -> None:
     raw = sft_spec_dict()
     del raw["lora"]
+    run = RunSpec.model_validate(raw)
+    assert run.is_full
+    assert run.init_from is None
+    assert RunSpec.model_validate_json(run.model_dump_json()) == run
+    assert not sft_spec().is_full
+    without = spec_dict()
+    del without["lora"]
+    assert RunSpec.model_validate(without).lora == LoraSection()
+
+
+def test_what_does_not_go_with_all_weights_or_with_an_adapter_is_refused() -> None:
+    raw = sft_spec_dict(model={"quantization": "nf4"})
+    del raw["lora"]
     assert complaint(raw) == (
-        'kind = "sft" without lora means full fine-tuning, which trainers cannot do: '
-        "add a [lora] section"
+        'model.quantization = "nf4": full fine-tuning cannot train weights of 4 bits: '
+        "add a [lora] section, or leave it out"
+    )
+    assert complaint(sft_spec_dict(train={"checkpoint_every": 2})) == (
+        "train.checkpoint_every belongs to full fine-tuning: every version of an adapter is a "
+        "checkpoint; leave it out"
     )
 
 

@@ -16,11 +16,11 @@ class LiveTensors(TorchDispatchMode):
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         """These count from the beginning."""
         super().__init__()
-        self.now_bytes = 0
         self.peak_bytes = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in tensors:
             self._count(tensor)
+        self._look()
 
     def __torch_dispatch__(
         self,
@@ -34,19 +34,15 @@ class LiveTensors(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
+        self._look()
         return result
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size_bytes = storage._cdata, storage.nbytes()
-        known = self._alive.get(key)
-        if known is not None and known() is storage:
-            return
+        key = storage._cdata
+        self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key, None))
 
-        def freed(_: object) -> None:
-            self.now_bytes -= size_bytes
-            self._alive.pop(key, None)
-
-        self._alive[key] = weakref.ref(storage, freed)
-        self.now_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+    def _look(self) -> None:
+        """A storage may also have been given back while it lives, as FSDP2 does with its own."""
+        alive = [storage for one in self._alive.values() if (storage := one()) is not None]
+        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in alive))

@@ -137,8 +137,9 @@ def test_sharding_gathers_two_blocks_and_a_table() -> None:
     assert freed.gathered == 2 * 2 * a_block
     full = replace(at, method="full", targets=frozenset())
     head, backward, *_ = moments(MODEL, full, BARE)
-    assert head.gathered == 2 * 2 * 64_000
-    assert backward.gathered == (2 * 2 + 2 + 4) * a_block
+    # Embedding and head are one unit; the head's gradient is there before the backward.
+    assert head.gathered == 2 * 3 * 64_000
+    assert backward.gathered == 2 * 2 * 64_000 + (2 * 2 + 2 + 4) * a_block
 
 
 def test_t22_the_largest_unit_is_named() -> None:
@@ -148,6 +149,10 @@ def test_t22_the_largest_unit_is_named() -> None:
     a_block = 2 * (LINEAR // 4 + 2 * 64)
     table = GatheredUnit(name="the embedding", size_bytes=2 * 64_000)
     assert largest_unit(MODEL, shared, BARE) == table
+    full = replace(shared, method="full", targets=frozenset())
+    assert largest_unit(MODEL, full, BARE) == GatheredUnit(
+        name="embedding and head", size_bytes=2 * 2 * 64_000
+    )
     wide = replace(MODEL, vocabulary=10)
     assert largest_unit(wide, shared, BARE) == GatheredUnit(name="a block", size_bytes=a_block)
 
