@@ -36,14 +36,21 @@ class Contender:
     name: str
     module: str
     ranks: int
+    is_full: bool = False
+    offload: bool = False
 
 
+OURS, TRL = "scripts.bench.sft_step", "scripts.bench.trl_sft_step"
 CONTENDERS = (
-    Contender(name="offbeat, one process", module="scripts.bench.sft_step", ranks=0),
-    Contender(name="offbeat, FSDP2 on 1 rank", module="scripts.bench.sft_step", ranks=1),
-    Contender(name="offbeat, FSDP2 on 2 ranks", module="scripts.bench.sft_step", ranks=2),
-    Contender(name="TRL, one process", module="scripts.bench.trl_sft_step", ranks=0),
-    Contender(name="TRL, DDP on 2 ranks", module="scripts.bench.trl_sft_step", ranks=2),
+    Contender(name="offbeat, one process", module=OURS, ranks=0),
+    Contender(name="offbeat, 1 rank", module=OURS, ranks=1),
+    Contender(name="offbeat, FSDP2 on 1 rank", module=OURS, ranks=1, offload=True),
+    Contender(name="offbeat, FSDP2 on 2 ranks", module=OURS, ranks=2),
+    Contender(name="TRL, one process", module=TRL, ranks=0),
+    Contender(name="TRL, DDP on 2 ranks", module=TRL, ranks=2),
+    Contender(name="offbeat, all weights", module=OURS, ranks=0, is_full=True),
+    Contender(name="offbeat, all weights, 2 ranks", module=OURS, ranks=2, is_full=True),
+    Contender(name="TRL, all weights", module=TRL, ranks=0, is_full=True),
 )
 
 
@@ -73,12 +80,14 @@ def main() -> None:
     folder: Path = arguments.data_dir / "bench"
     folder.mkdir(parents=True, exist_ok=True)
     model = resolve_model(load_spec(EXAMPLE).model, arguments.data_dir / "models", None)
-    task = SftTask(model=model, repeats=arguments.repeats)
     about = {**machine(), "threads": arguments.threads}
     measured: dict[str, StepMeasurement] = {}
     for one in CONTENDERS:
         print(f"  {one.name}", flush=True)
         threads = max(1, arguments.threads // max(1, one.ranks))
+        task = SftTask(
+            model=model, repeats=arguments.repeats, is_full=one.is_full, offload=one.offload
+        )
         measured[one.name] = run_contender(one.module, task, folder, threads, one.ranks)
         steps = {name: each.model_dump() for name, each in measured.items()}
         report = json.dumps({**about, "contenders": steps}, indent=2)

@@ -1,15 +1,18 @@
 """Offbeat's supervised step, on one process or on the ranks that torchrun started."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from offbeat.objects import S3ObjectStore
+from offbeat.settings import ObjectStoreSettings
 from scripts.bench.contender import WARM_UP_STEPS, StepMeasurement, Stopwatch, memory_bytes, serve
 from scripts.bench.sft_task import SftTask
 from services.trainer.__main__ import make_deterministic
 from services.trainer.initial import seeded_adapter
 from services.trainer.memory import Memory
-from services.trainer.optimizer import next_state
+from services.trainer.optimizer import learning_rate, next_state
 from services.trainer.ranks import Ranks
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient
@@ -23,7 +26,13 @@ def measure(task: SftTask) -> StepMeasurement:
     held."""
     make_deterministic()
     device = torch.device("cpu")
-    memory = Memory(lambda model: Path(model.id), device, Ranks.join(device, None, RANK_TIMEOUT_S))
+    memory = Memory(
+        lambda model: Path(model.id),
+        device,
+        Ranks.join(device, None, RANK_TIMEOUT_S),
+        store=S3ObjectStore.connect(ObjectStoreSettings()),  # nothing is saved
+        offload=task.offload,
+    )
     stopwatch = Stopwatch()
     loaded_bytes = 0
     if memory.ranks.rank:
@@ -39,20 +48,44 @@ def measure(task: SftTask) -> StepMeasurement:
 
 def _lead(task: SftTask, memory: Memory, stopwatch: Stopwatch) -> int:
     """Rank 0's steps; what it held before them."""
-    spec = task.spec()
-    policy = memory.policy(spec)
-    state = starting_state(seeded_adapter(policy.shapes, spec.train.seed))
-    loaded_bytes, examples = memory_bytes("VmRSS"), task.examples()
+    take = _full_step(task, memory) if task.is_full else _adapter_step(task, memory)
+    loaded_bytes = memory_bytes("VmRSS")
     for step in range(WARM_UP_STEPS + task.repeats):
         stopwatch.start()
-        policy.install(state.masters)
-        batches = example_batches(examples, spec.train, policy.device)
-        gradient, _ = sft_gradient(
-            policy, batches, spec.train, version=step + 1, between=lambda _: None
-        )
-        state, _ = next_state(state, gradient, spec.train, step)
+        take(step)
         stopwatch.stop()
     return loaded_bytes
+
+
+def _adapter_step(task: SftTask, memory: Memory) -> Callable[[int], None]:
+    train = task.spec().train
+    policy = memory.policy(task.spec())
+    state = starting_state(seeded_adapter(policy.shapes, train.seed))
+
+    def take(step: int) -> None:
+        nonlocal state
+        policy.install(state.masters)
+        batches = example_batches(task.examples(), train, policy.device)
+        gradient, _ = sft_gradient(policy, batches, train, version=step + 1, between=_ignore)
+        state, _ = next_state(state, gradient, train, step)
+
+    return take
+
+
+def _full_step(task: SftTask, memory: Memory) -> Callable[[int], None]:
+    train = task.spec().train
+    model = memory.full_model(task.spec())
+
+    def take(step: int) -> None:
+        batches = example_batches(task.examples(), train, model.device)
+        sft_gradient(model, batches, train, version=step + 1, between=_ignore)
+        model.update(learning_rate(train, step), train.weight_decay, train.max_grad_norm)
+
+    return take
+
+
+def _ignore(_: float) -> None:
+    """Nobody waits for progress."""
 
 
 if __name__ == "__main__":

@@ -23,13 +23,17 @@ class SftTask(Contract):
 
     model: Path
     repeats: int
+    is_full: bool = False
+    """All weights are trained, of float32 masters, and no adapter."""
+    offload: bool = False
+    """FSDP2 is used on one rank too."""
 
     def spec(self) -> RunSpec:
         """The run whose step is measured."""
         return RunSpec(
             kind="sft",
             model=ModelSection(id=str(self.model)),
-            lora=LoraSection(),
+            lora=None if self.is_full else LoraSection(),
             data=InlineData(source="inline", rows=({"prompt": "unused", "completion": "unused"},)),
             sft=SftSection(batch_size=EXAMPLES),
             train=TrainSection(steps=self.repeats + 1, learning_rate=LEARNING_RATE),

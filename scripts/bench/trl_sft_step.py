@@ -31,7 +31,7 @@ def measure(task: SftTask) -> StepMeasurement:
                 ]
             ),
             processing_class=load_tokenizer(task.model, None),
-            peft_config=trl_lora(spec),
+            peft_config=None if task.is_full else trl_lora(spec),
             callbacks=[StepTimer(stopwatch)],
         )
         loaded_bytes = memory_bytes("VmRSS")
@@ -44,8 +44,11 @@ def measure(task: SftTask) -> StepMeasurement:
 def _config(task: SftTask, output_dir: Path) -> SFTConfig:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     steps = WARM_UP_STEPS + task.repeats
+    shared = shared_config(task.spec(), steps=steps, output_dir=output_dir)
+    if task.is_full:
+        shared |= {"model_init_kwargs": {"dtype": "float32"}, "bf16": True}
     return SFTConfig(
-        **shared_config(task.spec(), steps=steps, output_dir=output_dir),
+        **shared,
         ddp_backend="gloo" if ranks > 1 else None,
         per_device_train_batch_size=TRL_BATCH,
         gradient_accumulation_steps=EXAMPLES // TRL_BATCH // ranks,

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import structlog
 import torch
@@ -27,7 +28,12 @@ from services.trainer.rollouts import RolloutFetcher, published_hashes
 from services.trainer.settings import TrainerSettings
 from services.trainer.sft_batch import example_tables
 from services.trainer.sft_tokenize import tokenize
-from services.trainer.weight_files import OpenWeights, weights_of_folder, weights_of_store
+from services.trainer.weight_files import (
+    OpenWeights,
+    WeightFiles,
+    weights_of_folder,
+    weights_of_store,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +99,8 @@ def follow(memory: Memory) -> None:
 def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trainer:
     """The real parts; nothing is loaded and nothing has to answer yet."""
     store = S3ObjectStore.connect(settings.store, retry_for_s=WORKER_RETRY_S)
+    # Who holds a model in parts reads them where they lie.
+    reads_folder = not ranks.divides(offload=settings.cpu_offload)
     proxy = WeightProxyClient(
         settings.weight_proxy_url, settings.worker_token, ca_file=settings.ca_file
     )
@@ -104,7 +112,7 @@ def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trai
         published_hash=published_hashes(proxy),
         memory=Memory(
             lambda model: resolve_model(
-                model, settings.model_cache_dir, store, stored_weights=ranks.mesh is None
+                model, settings.model_cache_dir, store, stored_weights=reads_folder
             ),
             device,
             ranks,
@@ -116,10 +124,15 @@ def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trai
 
 
 def weights_source(model: ModelSection, store: S3ObjectStore) -> OpenWeights:
-    """Where a rank reads its part of the model."""
-    if not is_stored(model):
-        return weights_of_folder
-    return lambda _: nullcontext(weights_of_store(*stored_at(model, store)))
+    """Where a rank reads its part of the model: from its folder, unless its weights have stayed in
+    the store."""
+
+    def open_weights(folder: Path) -> AbstractContextManager[WeightFiles]:
+        if is_stored(model) and not any(folder.glob("*.safetensors")):
+            return nullcontext(weights_of_store(*stored_at(model, store)))
+        return weights_of_folder(folder)
+
+    return open_weights
 
 
 def make_deterministic() -> None:

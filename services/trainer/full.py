@@ -219,13 +219,12 @@ def _sealed(job: Job, record: Record, metrics: Metrics, update: Update[int]) -> 
     )
     job.trainer.memory.keep(manifest)
     if number == job.spec.train.steps:
-        with job.timer.part("write_folder"):
-            written = job.model.write_folder(manifest.prefix)
+        log.info("Writing the model.", version=number, prefix=manifest.prefix)
+        written = job.model.write_folder(manifest.prefix)
         return Sealed(manifest=manifest, files=files, uploaded=lambda: written)
     if number and number % job.spec.train.checkpoint_every == 0:
-        with job.timer.part("copy_state"):
-            uploaded = job.model.save(manifest.prefix)
-        return Sealed(manifest=manifest, files=files, uploaded=uploaded)
+        log.info("Saving the state.", version=number, prefix=manifest.prefix)
+        return Sealed(manifest=manifest, files=files, uploaded=job.model.save(manifest.prefix))
     return Sealed(manifest=manifest, files=files)
 
 

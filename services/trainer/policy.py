@@ -59,12 +59,13 @@ class Policy(Model):
         are not the run's yet."""
         ranks = ranks or Ranks()
         try:
-            if ranks.mesh is None:
-                adapted = whole_model(folder, model, lora, device)
-            else:
+            if ranks.divides(offload=offload):
+                mesh = ranks.shard_mesh(device)
                 adapted = divided_model(
-                    folder, model, lora, device, ranks.mesh, open_weights, offload=offload
+                    folder, model, lora, device, mesh, open_weights, offload=offload
                 )
+            else:
+                adapted = whole_model(folder, model, lora, device)
         except (OSError, ValueError) as error:
             raise PermanentJobError(f"model {model.id!r} cannot be trained: {error}") from error
         policy = cls(adapted.eval(), device, ranks)

@@ -115,11 +115,6 @@ class Ranks:
         return self._group.size if self._group else 1
 
     @property
-    def mesh(self) -> DeviceMesh | None:
-        """The ranks that hold one copy of the base model together; None where each holds all."""
-        return self._group.grid["shard"] if self._group else None
-
-    @property
     def num_shards(self) -> int:
         """How many hold one copy of the base model together."""
         return self._group.grid["shard"].size() if self._group else 1
@@ -129,13 +124,21 @@ class Ranks:
         """The ranks, for what they save together beside a call; None for this one alone."""
         return self._group.saves if self._group else None
 
+    def divides(self, *, offload: bool) -> bool:
+        """Whether a rank holds a frozen base in parts. One that has all of it to itself would only
+        pay for putting it together, unless that is how a part at a time comes to its GPU."""
+        return offload or self.num_shards > 1
+
+    def shard_mesh(self, device: torch.device) -> DeviceMesh:
+        """The ranks that hold one copy of a frozen base together."""
+        return self._group.grid["shard"] if self._group else _mesh_of_one(device)
+
     def training_mesh(self, device: torch.device) -> DeviceMesh:
         """All ranks, for a model whose weights are all trained: what each of several copies has of
-        a gradient is added up. A trainer that is alone becomes a group of one."""
-        if self._group is None:
-            return _mesh_of_one(device)
-        grid = self._group.grid
-        return grid if grid.size(0) > 1 else grid["shard"]
+        a gradient is added up."""
+        if self._group is None or self._group.grid.size(0) == 1:
+            return self.shard_mesh(device)
+        return self._group.grid
 
     @contextmanager
     def together(self, call: Call) -> Iterator[None]:
@@ -213,6 +216,7 @@ class Ranks:
 
 
 def _mesh_of_one(device: torch.device) -> DeviceMesh:
+    """FSDP2 and checkpoints want a group, also of a trainer that is alone."""
     if not dist.is_initialized():
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)

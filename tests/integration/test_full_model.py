@@ -39,11 +39,12 @@ class Layout:
     params=[
         None,
         Layout(size=1, shard_ranks=1, offload=True),
+        Layout(size=2, shard_ranks=1),
         Layout(size=2, shard_ranks=2),
         Layout(size=4, shard_ranks=2),
         Layout(size=2, shard_ranks=2, offload=True),
     ],
-    ids=["alone", "one-offloaded", "two", "two-by-two", "two-offloaded"],
+    ids=["alone", "one-offloaded", "two-copies", "two", "two-by-two", "two-offloaded"],
 )
 def ranked(
     request: pytest.FixtureRequest,
