@@ -1,7 +1,7 @@
 """`make bench-fsdp`: a supervised step of one process, of ranks that share a model, and of
 TRL's `SFTTrainer`.
 
-    python -m scripts.bench_fsdp [--data-dir .offbeat] [--threads N] [--repeats 5]
+    python -m scripts.bench_fsdp [--data-dir .offbeat] [--threads N] [--repeats 5] [--only NAME]
 
 Contenders run one after the other on the same cores, which the ranks of one divide among them. The
 figures are printed, and written to `<data-dir>/bench/fsdp.json` after every one.
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="contenders whose name begins so")
     arguments = parser.parse_args()
     folder: Path = arguments.data_dir / "bench"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +84,8 @@ def main() -> None:
     about = {**machine(), "threads": arguments.threads}
     measured: dict[str, StepMeasurement] = {}
     for one in CONTENDERS:
+        if not one.name.startswith(arguments.only):
+            continue
         print(f"  {one.name}", flush=True)
         threads = max(1, arguments.threads // max(1, one.ranks))
         task = SftTask(

@@ -77,7 +77,7 @@ def _full_step(task: SftTask, memory: Memory) -> Callable[[int], None]:
     model = memory.full_model(task.spec())
 
     def take(step: int) -> None:
-        batches = example_batches(task.examples(), train, model.device)
+        batches = example_batches(task.examples(), train, model.device, is_full=True)
         sft_gradient(model, batches, train, version=step + 1, between=_ignore)
         model.update(learning_rate(train, step), train.weight_decay, train.max_grad_norm)
 

@@ -181,7 +181,7 @@ def _compute(job: Job, base_version: int, batch: ExampleBatch) -> tuple[int, Met
     with job.timer.part("example_fetch"):
         table = job.trainer.examples(batch.examples_key)
         examples = examples_of(table, batch.rows)
-    batches = example_batches(examples, train, model.device)
+    batches = example_batches(examples, train, model.device, is_full=True)
 
     def between(done: float) -> None:
         job.context.progress = done
@@ -251,5 +251,5 @@ def _validated(job: Job, version: int, examples_key: str | None) -> Metrics:
     with job.timer.part("eval"):
         table = job.trainer.examples(examples_key)
         examples = examples_of(table, range(len(table)))
-        batches = example_batches(examples, job.spec.train, job.model.device)
+        batches = example_batches(examples, job.spec.train, job.model.device, is_full=True)
         return validation(job.model, batches, job.context.check)

@@ -103,13 +103,16 @@ def _enough_tokens(group: Row) -> int:
     return min(group.num_tokens, PROMPT_MULTIPLE * len(group.prompt_ids) + longest)
 
 
-def token_budget(train: TrainSection, largest: int, device: torch.device) -> int:
-    """Tokens forwarded at once; on a CPU only as many as the largest row wants."""
+def token_budget(
+    train: TrainSection, largest: int, device: torch.device, enough: int = CPU_TOKEN_BUDGET_MIN
+) -> int:
+    """Tokens forwarded at once; on a CPU only as many as the largest row wants, and as are
+    `enough`."""
     if train.token_budget != "auto":
         return train.token_budget
     if device.type != "cpu":
         return GPU_TOKEN_BUDGET
-    return min(max(largest, CPU_TOKEN_BUDGET_MIN), ROW_TOKENS_MAX)
+    return min(max(largest, enough), ROW_TOKENS_MAX)
 
 
 def step_gradient(

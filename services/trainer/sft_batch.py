@@ -10,8 +10,11 @@ from offbeat.algorithms.packing import PackedTokens
 from offbeat.contracts.run_spec import TrainSection
 from offbeat.objects import ObjectStore
 from offbeat.tables import ExampleTable, decode_examples
-from services.trainer.gradient import token_budget
+from services.trainer.gradient import CPU_TOKEN_BUDGET_MIN, token_budget
 
+FULL_CPU_TOKENS = 1024
+"""Forwarded at once on a CPU in full fine-tuning: to add up the gradients of a small model costs as
+much as 300 tokens."""
 TABLES_MAX = 4
 """Tables held at once: both of each of two runs that take turns. They are compact, at most about a
 gigabyte each."""
@@ -33,8 +36,13 @@ def examples_of(table: ExampleTable, rows: Sequence[int]) -> list[Example]:
 
 
 def example_batches(
-    examples: Sequence[Example], train: TrainSection, device: torch.device
+    examples: Sequence[Example],
+    train: TrainSection,
+    device: torch.device,
+    *,
+    is_full: bool = False,
 ) -> list[PackedTokens]:
-    """The rows to forward."""
+    """The rows to forward; few of them where the gradient of each is as large as the model."""
     largest = max(len(example.ids) for example in examples)
-    return pack_examples(examples, token_budget(train, largest, device))
+    enough = FULL_CPU_TOKENS if is_full else CPU_TOKEN_BUDGET_MIN
+    return pack_examples(examples, token_budget(train, largest, device, enough))

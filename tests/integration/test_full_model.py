@@ -83,7 +83,7 @@ def anew(memory: Memory, run: RunSpec) -> FullModel:
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
-def test_t12_t14_t16_a_step_is_that_of_a_plain_loop_whatever_the_ranks_get(
+def test_t12_t13_t14_t16_a_step_is_that_of_a_plain_loop_whatever_the_ranks_get(
     ranked: Memory, model: Path, budget: int, checkpointing: bool
 ) -> None:
     run = spec_of(model, train={"token_budget": budget, "gradient_checkpointing": checkpointing})
@@ -128,7 +128,7 @@ def test_validation_is_that_of_a_plain_loop_and_computes_with_the_newest_weights
     assert losses[1] < losses[0] - 0.05
 
 
-def test_t6_t20_a_restored_state_goes_on_to_the_bit(
+def test_t1_a_restored_state_goes_on_to_the_bit(
     ranked: Memory, model: Path, store: S3ObjectStore, tmp_path: Path
 ) -> None:
     run = spec_of(model, train={"token_budget": 64})
@@ -147,7 +147,7 @@ def test_t6_t20_a_restored_state_goes_on_to_the_bit(
     assert full.num_updates == 4
 
 
-def test_what_is_saved_is_what_was_when_it_was_asked_for(
+def test_t17_what_is_saved_is_what_was_when_it_was_asked_for(
     ranked: Memory, model: Path, store: S3ObjectStore, tmp_path: Path
 ) -> None:
     run = spec_of(model, train={"token_budget": 64})

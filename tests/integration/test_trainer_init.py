@@ -48,7 +48,7 @@ def test_a_run_starts_from_a_version_of_another(source: Run, trainer: Trainer) -
     assert version_0.proof.logprobs == published.manifest.proof.logprobs
 
 
-def test_a_run_starts_from_a_folder_that_peft_wrote(
+def test_t18_a_run_starts_from_a_folder_that_peft_wrote(
     source: Run, trainer: Trainer, tiny_model: Path, tmp_path: Path
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)

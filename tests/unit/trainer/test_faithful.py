@@ -60,7 +60,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, EXAMPLES])
-def test_packing_is_exact_up_to_rounding(policy: Policy, shape: PackedTokens) -> None:
+def test_t23_packing_is_exact_up_to_rounding(policy: Policy, shape: PackedTokens) -> None:
     assert packing_error(policy, shape) < 1e-5
 
 

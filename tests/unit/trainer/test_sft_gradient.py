@@ -112,7 +112,7 @@ def test_packing_and_accumulation_do_not_change_the_gradient(policy: Policy) -> 
             assert torch.allclose(gradients[name], wanted, atol=1e-6, rtol=1e-4), name
 
 
-def test_examples_of_a_row_are_computed_as_if_alone(policy: Policy) -> None:
+def test_t23_examples_of_a_row_are_computed_as_if_alone(policy: Policy) -> None:
     """The check that every model passes before it is trained on such rows."""
     [batch] = example_batches(EXAMPLES, TrainSection(steps=1), policy.device)
     assert batch.ids_BT.shape == (1, 22)
