@@ -48,9 +48,9 @@ SWEEPS_SHARE = 0.05
 of time and for changes of the fleet."""
 SWEEP_MAX_S = 10.0
 """The longest that such a run waits, however many there are."""
-REST_MAX_S = 0.1
-"""After a round the scheduler rests as long as that took, and not longer than this: requests get
-their turn, and what happens meanwhile is looked at together."""
+REST_S = (0.05, 0.1)
+"""After a round the scheduler rests as long as that took, within these bounds: requests get their
+turn, and what happens meanwhile is looked at together. What happens later is looked at at once."""
 SENT_AT_ONCE = 20
 """Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
@@ -160,7 +160,9 @@ class Scheduler:
             except NotFoundError as error:
                 self._sweep_at_s = 0.0
                 log.info("A run was deleted during a round.", error=error.detail)
-            self._stopping.wait(min(time.monotonic() - began_s, REST_MAX_S))
+            shortest_s, longest_s = REST_S
+            took_s = time.monotonic() - began_s
+            self._stopping.wait(min(max(took_s, shortest_s), longest_s))
             if self._leadership.wait(TICK_S):
                 self._sweep_at_s = 0.0
         self._leads = False
