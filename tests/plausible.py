@@ -1,5 +1,7 @@
 """Results of jobs that nobody did: what a real worker might answer."""
 
+from hashlib import sha256
+
 from offbeat import keys
 from offbeat.contracts.chat import ChatInput, ChatOutput
 from offbeat.contracts.jobs import (
@@ -80,8 +82,14 @@ def plausible_output(lease: Lease, reward_std: float = 0.5) -> JobOutput:
             )
 
 
+MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40}
+"""What the last version of full fine-tuning has beside its record."""
+
+
 def plausible_manifest(lease: Lease, version: int) -> Manifest:
     """A manifest that nobody has checked."""
+    if lease.spec.is_full:
+        return _full_manifest(lease, version)
     return Manifest(
         run_id=lease.run_id,
         version=version,
@@ -99,6 +107,28 @@ def plausible_manifest(lease: Lease, version: int) -> Manifest:
         alpha=4,
         target_modules=("q_proj",),
         canary=Canary(prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,)),
+        metrics=_metrics(lease, version),
+    )
+
+
+def _full_manifest(lease: Lease, version: int) -> Manifest:
+    bodies = {
+        "trainer_state.json": b"record",
+        **(MODEL if version == lease.spec.train.steps else {}),
+    }
+    return Manifest(
+        run_id=lease.run_id,
+        version=version,
+        parent=version - 1 if version else None,
+        job_id=lease.job_id,
+        attempt=lease.attempt,
+        prefix=keys.version_prefix(lease.run_id, version, lease.job_id, lease.attempt),
+        files=tuple(
+            VersionFile(name=name, size_bytes=len(body), sha256=sha256(body).hexdigest())
+            for name, body in bodies.items()
+        ),
+        base_model=lease.spec.model.id,
+        base_revision=None,
         metrics=_metrics(lease, version),
     )
 

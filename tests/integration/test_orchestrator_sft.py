@@ -1,13 +1,16 @@
 """Supervised runs over HTTP, with a trainer that the test plays and no generator at all."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from offbeat.client import OffbeatClient
 from offbeat.contracts.jobs import JobKind, TrainInput
 from offbeat.contracts.leases import HeartbeatRequest
-from offbeat.errors import ConflictError
+from offbeat.errors import ConflictError, IntegrityError
+from offbeat.objects import S3ObjectStore
 from services.orchestrator.store import lock_run
 from services.orchestrator.usage import load_facts
 from tests.orchestrator import (
@@ -20,6 +23,7 @@ from tests.orchestrator import (
     status,
     submit_spec,
 )
+from tests.plausible import MODEL
 from tests.specs import sft_spec_dict
 from tests.waiting import wait_until
 
@@ -176,3 +180,72 @@ def test_the_version_with_the_lowest_validation_loss_stays(
     with orchestrator.store.write() as session:
         facts = load_facts(session, lock_run(session, run_id), [])
     assert facts.used_adapters == {3}
+
+
+def full_run(orchestrator: Orchestrator, http: httpx.Client) -> tuple[str, Hand]:
+    """A submitted run of full fine-tuning, and who does its jobs."""
+    raw = sft_spec_dict()
+    del raw["lora"]
+    run_id = submit_spec(http, raw)
+    hand = Hand(orchestrator)
+    hand.report(TRAINER)
+    for _ in range(3):
+        hand.work(TRAINER)
+    return run_id, hand
+
+
+def test_the_model_of_full_fine_tuning_is_listed_and_downloaded(
+    orchestrator: Orchestrator, http: httpx.Client, store: S3ObjectStore, tmp_path: Path
+) -> None:
+    run_id, hand = full_run(orchestrator, http)
+    early = http.get(f"/v1/runs/{run_id}/model")
+    assert early.status_code == 404
+    assert early.json()["detail"] == (
+        f"run {run_id} is running and has written no model: that is what its last step does"
+    )
+    for _ in range(2):
+        hand.work(TRAINER)
+    wait_until(lambda: status(http, run_id) == "succeeded")
+    model = http.get(f"/v1/runs/{run_id}/model").json()
+    assert model["version"] == 3
+    assert [file["name"] for file in model["files"]] == list(MODEL)
+    for name, body in MODEL.items():
+        store.put(model["prefix"] + name, body)
+        assert http.get(f"/v1/runs/{run_id}/model/{name}").content == body
+    assert http.get(f"/v1/runs/{run_id}/model/other.json").status_code == 404
+    assert http.get(f"/v1/runs/{run_id}/model/..%2Fx").status_code in (404, 422)
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"broken")
+    with OffbeatClient(orchestrator.url) as client:
+        client.download_model(run_id, folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == MODEL
+        store.put(model["prefix"] + "config.json", b"[]")
+        (folder / "config.json").unlink()
+        with pytest.raises(IntegrityError, match=r"config.json is not what the run has written"):
+            client.download_model(run_id, folder)
+        assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+
+
+def test_full_fine_tuning_has_no_adapter_to_fetch_or_to_talk_to(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    run_id, _ = full_run(orchestrator, http)
+    adapter = http.get(f"/v1/runs/{run_id}/adapter")
+    assert (adapter.status_code, adapter.json()["detail"]) == (
+        404,
+        f"run {run_id} trains all weights and has no adapter: /v1/runs/{run_id}/model has what its "
+        "last step writes",
+    )
+    chat = http.post(
+        "/v1/chat/completions",
+        json={"model": run_id, "messages": [{"role": "user", "content": "2 + 2 ="}]},
+    )
+    assert chat.status_code == 404
+    assert "trains all weights, and generators serve adapters" in chat.json()["error"]["message"]
+    assert http.get("/v1/models").json()["data"] == []
+    [newest] = http.get(f"/v1/runs/{run_id}/checkpoints").json()["data"][-1:]
+    assert (newest["has_adapter"], newest["has_state"]) == (False, True)
+    other = submit(http)
+    assert http.get(f"/v1/runs/{other}/model").status_code == 404

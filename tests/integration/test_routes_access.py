@@ -114,6 +114,7 @@ def keyed(
                 "job_id": "job-x",
                 "replay_id": "job-x",
                 "key_id": "key-x",
+                "name": "config.json",
                 "model": run_id,
             },
             orchestrator=running,
