@@ -82,25 +82,24 @@ def plausible_output(lease: Lease, reward_std: float = 0.5) -> JobOutput:
             )
 
 
+ADAPTER = (
+    VersionFile(name="adapter_model.safetensors", size_bytes=100, sha256=SHA),
+    VersionFile(name="adapter_config.json", size_bytes=10, sha256=SHA),
+)
 MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40}
 """What the last version of full fine-tuning has beside its record."""
 
 
 def plausible_manifest(lease: Lease, version: int) -> Manifest:
     """A manifest that nobody has checked."""
-    if lease.spec.is_full:
-        return _full_manifest(lease, version)
-    return Manifest(
+    manifest = Manifest(
         run_id=lease.run_id,
         version=version,
         parent=version - 1 if version else None,
         job_id=lease.job_id,
         attempt=lease.attempt,
         prefix=keys.version_prefix(lease.run_id, version, lease.job_id, lease.attempt),
-        files=(
-            VersionFile(name="adapter_model.safetensors", size_bytes=100, sha256=SHA),
-            VersionFile(name="adapter_config.json", size_bytes=10, sha256=SHA),
-        ),
+        files=_full_files(lease, version) if lease.spec.is_full else ADAPTER,
         base_model=lease.spec.model.id,
         base_revision=None,
         rank=2,
@@ -109,27 +108,18 @@ def plausible_manifest(lease: Lease, version: int) -> Manifest:
         canary=Canary(prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,)),
         metrics=_metrics(lease, version),
     )
+    if not lease.spec.is_full:
+        return manifest
+    without = {"rank": None, "alpha": None, "target_modules": (), "canary": None}
+    return manifest.model_copy(update=without)
 
 
-def _full_manifest(lease: Lease, version: int) -> Manifest:
-    bodies = {
-        "trainer_state.json": b"record",
-        **(MODEL if version == lease.spec.train.steps else {}),
-    }
-    return Manifest(
-        run_id=lease.run_id,
-        version=version,
-        parent=version - 1 if version else None,
-        job_id=lease.job_id,
-        attempt=lease.attempt,
-        prefix=keys.version_prefix(lease.run_id, version, lease.job_id, lease.attempt),
-        files=tuple(
-            VersionFile(name=name, size_bytes=len(body), sha256=sha256(body).hexdigest())
-            for name, body in bodies.items()
-        ),
-        base_model=lease.spec.model.id,
-        base_revision=None,
-        metrics=_metrics(lease, version),
+def _full_files(lease: Lease, version: int) -> tuple[VersionFile, ...]:
+    is_last = version == lease.spec.train.steps
+    bodies = {"trainer_state.json": b"record", **(MODEL if is_last else {})}
+    return tuple(
+        VersionFile(name=name, size_bytes=len(body), sha256=sha256(body).hexdigest())
+        for name, body in bodies.items()
     )
 
 

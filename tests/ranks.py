@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,24 @@ from tests.service_process import store_environment
 CPU = torch.device("cpu")
 RANK_TIMEOUT_S = 60.0
 """A rank that waits for another one for longer has found a deadlock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How many ranks there are, and how many of them hold a model together."""
+
+    size: int
+    shard_ranks: int
+    offload: bool = False
+
+
+LAYOUTS = {
+    "one-offloaded": Layout(size=1, shard_ranks=1, offload=True),
+    "two-copies": Layout(size=2, shard_ranks=1),
+    "two": Layout(size=2, shard_ranks=2),
+    "two-by-two": Layout(size=4, shard_ranks=2),
+    "two-offloaded": Layout(size=2, shard_ranks=2, offload=True),
+}
 
 
 def memory_of(

@@ -1,7 +1,6 @@
 """All weights of a model, divided among ranks: what a plain training loop makes of one model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,7 +16,15 @@ from services.trainer.ranks import Ranks
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import validation
 from tests.full_models import Plain, saved, spec_of, step, whole
-from tests.ranks import CPU, group_of_one, memory_of, ragged_examples, running_ranks
+from tests.ranks import (
+    CPU,
+    LAYOUTS,
+    Layout,
+    group_of_one,
+    memory_of,
+    ragged_examples,
+    running_ranks,
+)
 from tests.tiny_model import write_tiny_model
 
 STEPS = 10
@@ -25,27 +32,7 @@ BUDGETS = (4096, 128, 64)
 """One micro-batch, so that all ranks but one have none; two or three; five."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How many ranks there are, and how many of them hold a model together."""
-
-    size: int
-    shard_ranks: int
-    offload: bool = False
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        None,
-        Layout(size=1, shard_ranks=1, offload=True),
-        Layout(size=2, shard_ranks=1),
-        Layout(size=2, shard_ranks=2),
-        Layout(size=4, shard_ranks=2),
-        Layout(size=2, shard_ranks=2, offload=True),
-    ],
-    ids=["alone", "one-offloaded", "two-copies", "two", "two-by-two", "two-offloaded"],
-)
+@pytest.fixture(scope="module", params=[None, *LAYOUTS.values()], ids=["alone", *LAYOUTS])
 def ranked(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

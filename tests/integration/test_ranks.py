@@ -1,7 +1,6 @@
 """A model that several ranks hold together computes what one process computes, and publishes it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from services.trainer.policy import Policy
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient, validation
 from services.trainer.state import TrainerState, starting_state
-from tests.ranks import CPU, alone, assert_same, ragged_examples, running_ranks
+from tests.ranks import CPU, LAYOUTS, Layout, alone, assert_same, ragged_examples, running_ranks
 from tests.specs import spec
 from tests.tiny_model import write_tiny_model
 from tests.unit.trainer.rollouts import rollout
@@ -33,26 +32,7 @@ BUDGETS = (4096, 128, 64)
 """One micro-batch, so that all ranks but one have none; two or three; five."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How many ranks there are, and how many of them hold a model together."""
-
-    size: int
-    shard_ranks: int
-    offload: bool = False
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        Layout(size=1, shard_ranks=1, offload=True),
-        Layout(size=2, shard_ranks=1),
-        Layout(size=2, shard_ranks=2),
-        Layout(size=4, shard_ranks=2),
-        Layout(size=2, shard_ranks=2, offload=True),
-    ],
-    ids=["one-offloaded", "two-copies", "two", "two-by-two", "two-offloaded"],
-)
+@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=list(LAYOUTS))
 def ranked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Memory]:
