@@ -42,8 +42,18 @@ LAYOUTS = {
     "two-copies": Layout(size=2, shard_ranks=1),
     "two": Layout(size=2, shard_ranks=2),
     "two-by-two": Layout(size=4, shard_ranks=2),
+    "four": Layout(size=4, shard_ranks=4),
     "two-offloaded": Layout(size=2, shard_ranks=2, offload=True),
 }
+
+MICRO_BATCHES = {
+    "one": (4096, False),
+    "some": (128, False),
+    "many": (64, False),
+    "recomputed": (64, True),
+}
+"""Token budget and checkpointing: one micro-batch, so that all ranks but one have none; two or
+three; five, with their activations kept or computed again."""
 
 
 def memory_of(

@@ -19,6 +19,7 @@ from tests.full_models import Plain, saved, spec_of, step, whole
 from tests.ranks import (
     CPU,
     LAYOUTS,
+    MICRO_BATCHES,
     Layout,
     group_of_one,
     memory_of,
@@ -28,8 +29,6 @@ from tests.ranks import (
 from tests.tiny_model import write_tiny_model
 
 STEPS = 10
-BUDGETS = (4096, 128, 64)
-"""One micro-batch, so that all ranks but one have none; two or three; five."""
 
 
 @pytest.fixture(scope="module", params=[None, *LAYOUTS.values()], ids=["alone", *LAYOUTS])
@@ -68,8 +67,9 @@ def anew(memory: Memory, run: RunSpec) -> FullModel:
     return loaded
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("budget", "checkpointing"), MICRO_BATCHES.values(), ids=MICRO_BATCHES.keys()
+)
 def test_t12_t13_t14_t16_a_step_is_that_of_a_plain_loop_whatever_the_ranks_get(
     ranked: Memory, model: Path, budget: int, checkpointing: bool
 ) -> None:

@@ -22,14 +22,21 @@ from services.trainer.policy import Policy
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient, validation
 from services.trainer.state import TrainerState, starting_state
-from tests.ranks import CPU, LAYOUTS, Layout, alone, assert_same, ragged_examples, running_ranks
+from tests.ranks import (
+    CPU,
+    LAYOUTS,
+    MICRO_BATCHES,
+    Layout,
+    alone,
+    assert_same,
+    ragged_examples,
+    running_ranks,
+)
 from tests.specs import spec
 from tests.tiny_model import write_tiny_model
 from tests.unit.trainer.rollouts import rollout
 
 STEPS = 10
-BUDGETS = (4096, 128, 64)
-"""One micro-batch, so that all ranks but one have none; two or three; five."""
 
 
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=list(LAYOUTS))
@@ -100,8 +107,9 @@ def grpo_gradient(policy: Policy, run: RunSpec, state: TrainerState) -> Gradient
     return gradient
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("budget", "checkpointing"), MICRO_BATCHES.values(), ids=MICRO_BATCHES.keys()
+)
 def test_t12_t13_t14_t16_the_gradient_is_that_of_one_process_whatever_the_ranks_get(
     ranked: Memory, model: Path, budget: int, checkpointing: bool
 ) -> None:
