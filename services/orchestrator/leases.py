@@ -144,6 +144,7 @@ def release(session: Session, job_id: str, request: ReleaseRequest, *, now: floa
         f"Worker {job.worker_id} leaves and hands {job.kind} job {job.id} back.",
         data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
     )
+    _take_back_later_steps(session, run, job, now)
     requeue(session, job)
 
 
@@ -169,6 +170,7 @@ def end_attempt(
             level=EventLevel.WARNING,
             data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
         )
+        _take_back_later_steps(session, run, job, now)
         requeue(session, job)
         return
     job.status = JobStatus.FAILED if permanent else JobStatus.DEAD
@@ -186,6 +188,31 @@ def end_attempt(
         data={"job_id": job.id, "attempts": job.attempt, "worker_id": job.worker_id},
     )
     _after_loss(session, run, job, reason, now)
+
+
+def _take_back_later_steps(session: Session, run: RunRow, job: JobRow, now: float) -> None:
+    """A trainer that has begun the next step waits in vain for this one to be handed in, and it may
+    be the only one that could take it again."""
+    if job.kind is not JobKind.TRAIN:
+        return
+    later = select(JobRow).where(
+        JobRow.run_id == run.id,
+        JobRow.kind == JobKind.TRAIN,
+        JobRow.status == JobStatus.LEASED,
+        JobRow.computed_at.is_(None),
+        JobRow.seq > job.seq,
+    )
+    for step in session.scalars(later).all():
+        charge(run, step, now)
+        add_event(
+            session,
+            run.id,
+            now,
+            "job_taken_back",
+            f"Train job {step.id} waits until the step before it is taken again.",
+            data={"job_id": step.id, "attempt": step.attempt, "worker_id": step.worker_id},
+        )
+        requeue(session, step)
 
 
 def _waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:

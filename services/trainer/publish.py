@@ -46,8 +46,9 @@ class Trainer:
     examples: Callable[[str], ExampleTable]
     published_hash: Callable[[str, int], str | None]
     memory: Memory
-    parent_wait_s: float = 120.0
-    """How long another trainer may take to hand in the version that a step starts from."""
+    parent_wait_s: float = 3600.0
+    """How long another trainer may take to hand in the version that a step starts from. Where it is
+    lost, the orchestrator takes the step back much earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)

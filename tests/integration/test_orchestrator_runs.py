@@ -157,6 +157,26 @@ def test_a_step_waits_again_when_the_hand_in_before_it_failed(
     ]
 
 
+def test_a_step_that_waits_for_a_lost_one_is_taken_back(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    """Its trainer may be the only one, and has to take the lost one again."""
+    hand, first = hold_a_step(orchestrator, http)
+    computed(orchestrator, first)
+    second = hand.leased(TRAINER)
+    hand.fail(first, "the store is down")
+    assert "job_taken_back" in kinds(http, first.run_id)
+    with pytest.raises(LeaseLostError):
+        orchestrator.worker.heartbeat(
+            second.job_id, HeartbeatRequest(attempt=second.attempt, worker_id="hand")
+        )
+    done = [hand.work(TRAINER), hand.work(TRAINER)]
+    assert [(lease.job_id, lease.attempt) for lease in done if lease] == [
+        (first.job_id, 2),
+        (second.job_id, 2),
+    ]
+
+
 def test_cancel_takes_the_jobs_from_their_workers(
     orchestrator: Orchestrator, http: httpx.Client
 ) -> None:

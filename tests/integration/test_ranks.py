@@ -163,16 +163,16 @@ def test_a_rank_holds_its_part_of_each_block_and_the_head_whole(
 ) -> None:
     policy = ranked.policy(spec_of(model))
     base = policy._base  # pyright: ignore[reportPrivateUsage]
+    num_ranks, num_shards = ranked.ranks.size, ranked.ranks.num_shards
     parts = {
-        name: weight.to_local().shape[0] / weight.shape[0]
+        name: weight.to_local().shape[0] == -(-weight.shape[0] // num_shards)
         for name, weight in base.named_parameters()
         if isinstance(weight, DTensor)
     }
-    num_ranks, num_shards = ranked.ranks.size, ranked.ranks.num_shards
     if num_ranks > num_shards == 1:  # a copy on each
         assert parts == {}
         return
-    assert set(parts.values()) == {1 / num_shards}
+    assert set(parts.values()) == {True}
     whole = {name for name, weight in base.named_parameters() if not isinstance(weight, DTensor)}
     assert {name for name in whole if ".lora_" not in name} == {
         "model.embed_tokens.weight" if base.config.tie_word_embeddings else "lm_head.weight"
