@@ -30,20 +30,24 @@ RANK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many ranks there are, and how many of them hold a model together."""
+    """How many ranks there are, how many of them hold a model together, and what model that is."""
 
     size: int
+    """0 where the trainer is of no group."""
     shard_ranks: int
+    is_tied: bool
+    """Whether the model's embedding is its head."""
     offload: bool = False
 
 
 LAYOUTS = {
-    "one-offloaded": Layout(size=1, shard_ranks=1, offload=True),
-    "two-copies": Layout(size=2, shard_ranks=1),
-    "two": Layout(size=2, shard_ranks=2),
-    "two-by-two": Layout(size=4, shard_ranks=2),
-    "four": Layout(size=4, shard_ranks=4),
-    "two-offloaded": Layout(size=2, shard_ranks=2, offload=True),
+    "one-offloaded": Layout(size=1, shard_ranks=1, is_tied=True, offload=True),
+    "two-copies": Layout(size=2, shard_ranks=1, is_tied=False),
+    "two-tied": Layout(size=2, shard_ranks=2, is_tied=True),
+    "two": Layout(size=2, shard_ranks=2, is_tied=False),
+    "two-by-two": Layout(size=4, shard_ranks=2, is_tied=True),
+    "four": Layout(size=4, shard_ranks=4, is_tied=False),
+    "two-offloaded": Layout(size=2, shard_ranks=2, is_tied=False, offload=True),
 }
 
 MICRO_BATCHES = {

@@ -29,17 +29,22 @@ from tests.ranks import (
 from tests.tiny_model import write_tiny_model
 
 STEPS = 10
+ALL_LAYOUTS = {"alone": Layout(size=0, shard_ranks=1, is_tied=False), **LAYOUTS}
 
 
-@pytest.fixture(scope="module", params=[None, *LAYOUTS.values()], ids=["alone", *LAYOUTS])
+@pytest.fixture(scope="module", params=ALL_LAYOUTS.values(), ids=list(ALL_LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return request.param
+
+
+@pytest.fixture(scope="module")
 def ranked(
-    request: pytest.FixtureRequest,
+    layout: Layout,
     tmp_path_factory: pytest.TempPathFactory,
     s3_settings: ObjectStoreSettings,
     store: S3ObjectStore,
 ) -> Iterator[Memory]:
-    layout: Layout | None = request.param
-    if layout is None:
+    if layout.size == 0:
         with group_of_one():
             yield memory_of(Ranks(), store=store)
         return
@@ -54,10 +59,10 @@ def ranked(
         yield memory
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def model(layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    return write_tiny_model(folder, tie_word_embeddings=request.param)
+    return write_tiny_model(folder, tie_word_embeddings=layout.is_tied)
 
 
 def anew(memory: Memory, run: RunSpec) -> FullModel:

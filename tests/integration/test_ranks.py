@@ -40,10 +40,12 @@ STEPS = 10
 
 
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=list(LAYOUTS))
-def ranked(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Memory]:
-    layout: Layout = request.param
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ranked(layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memory]:
     log = tmp_path_factory.mktemp("ranks") / "followers.log"
     with running_ranks(
         log, layout.size, shard_ranks=layout.shard_ranks, offload=layout.offload
@@ -51,10 +53,10 @@ def ranked(
         yield memory
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def model(layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    return write_tiny_model(folder, tie_word_embeddings=request.param)
+    return write_tiny_model(folder, tie_word_embeddings=layout.is_tied)
 
 
 def spec_of(model: Path, dtype: str = "float32", **changes: Any) -> RunSpec:
