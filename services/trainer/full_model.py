@@ -287,7 +287,8 @@ def _optimizer(weights: dict[str, DTensor]) -> torch.optim.AdamW:
     matrices = [weight for weight in weights.values() if weight.ndim > 1]
     others = [weight for weight in weights.values() if weight.ndim <= 1]
     groups = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
+    # Weight by weight: an update of all at once has temporary tensors as large as all of them.
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], foreach=False)
     for weight in weights.values():
         optimizer.state[weight] = {
             "step": torch.zeros(()),
