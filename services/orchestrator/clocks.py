@@ -21,17 +21,6 @@ RunRole = tuple[str, WorkerRole]
 COLUMNS = {WorkerRole.GENERATOR: RunRow.generator_s, WorkerRole.TRAINER: RunRow.trainer_s}
 
 
-def charge(run: RunRow, job: JobRow, now: float) -> None:
-    """Count an attempt that ends, however it ends."""
-    if job.leased_at is None:
-        return
-    spent_s = (job.computed_at or now) - job.leased_at
-    if job.kind.role is WorkerRole.GENERATOR:
-        run.generator_s = (run.generator_s or 0.0) + spent_s
-    else:
-        run.trainer_s = (run.trainer_s or 0.0) + spent_s
-
-
 def move_up(session: Session) -> None:
     """Set the clocks of the runs that are new or have no work."""
     rows = session.execute(

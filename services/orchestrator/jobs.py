@@ -1,14 +1,16 @@
 """Jobs in the database: how one is made and how it is made to wait for another turn."""
 
+from collections.abc import Sequence
+
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import JobInput, JobKind, JobStatus
+from offbeat.contracts.jobs import JobInput, JobKind, JobStatus, WorkerRole
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import RunStatus
 from services.orchestrator.schema import JobRow, RunRow
-from services.orchestrator.store import new_id
+from services.orchestrator.store import add_event, new_id
 
 INPUT: TypeAdapter[JobInput] = TypeAdapter(JobInput)
 OPEN_JOBS = (JobStatus.QUEUED, JobStatus.LEASED)
@@ -49,22 +51,59 @@ def next_steps(session: Session, *conditions: ColumnElement[bool]) -> dict[str, 
     return dict(rows.all())
 
 
+def charge(run: RunRow, job: JobRow, now: float) -> None:
+    """Count an attempt that ends, however it ends."""
+    if job.leased_at is None:
+        return
+    spent_s = (job.computed_at or now) - job.leased_at
+    if job.kind.role is WorkerRole.GENERATOR:
+        run.generator_s = (run.generator_s or 0.0) + spent_s
+    else:
+        run.trainer_s = (run.trainer_s or 0.0) + spent_s
+
+
 def requeue(session: Session, job: JobRow) -> None:
     """Make the job wait for its turn under a new attempt; messages of older ones are void.
 
     So are those of the run's later steps, which wait for a train job.
     """
-    if job.kind is JobKind.TRAIN:
-        later = select(JobRow).where(
-            JobRow.run_id == job.run_id,
-            JobRow.kind == JobKind.TRAIN,
-            JobRow.status == JobStatus.QUEUED,
-            JobRow.enqueued_at.is_not(None),
-            JobRow.seq > job.seq,
-        )
-        for step in session.scalars(later).all():
-            _put_back(step)
+    sent = JobRow.status == JobStatus.QUEUED, JobRow.enqueued_at.is_not(None)
+    for step in _later_steps(session, job, *sent):
+        _put_back(step)
     _put_back(job)
+
+
+def requeue_lost(session: Session, run: RunRow, job: JobRow, now: float) -> None:
+    """Count the attempt that held the job, and make the job wait for its turn.
+
+    A trainer that has begun a later step waits in vain for this one to be handed in, and it may be
+    the only one that could take it again: that step is taken back.
+    """
+    begun = JobRow.status == JobStatus.LEASED, JobRow.computed_at.is_(None)
+    for step in _later_steps(session, job, *begun):
+        add_event(
+            session,
+            run.id,
+            now,
+            "job_taken_back",
+            f"Train job {step.id} waits until the step before it is taken again.",
+            data={"job_id": step.id, "attempt": step.attempt, "worker_id": step.worker_id},
+        )
+        charge(run, step, now)
+        _put_back(step)
+    charge(run, job, now)
+    requeue(session, job)
+
+
+def _later_steps(
+    session: Session, job: JobRow, *conditions: ColumnElement[bool]
+) -> Sequence[JobRow]:
+    """Those of the run's train jobs after this one that meet the conditions; none of another
+    job."""
+    if job.kind is not JobKind.TRAIN:
+        return ()
+    later = JobRow.run_id == job.run_id, JobRow.kind == JobKind.TRAIN, JobRow.seq > job.seq
+    return session.scalars(select(JobRow).where(*later, *conditions)).all()
 
 
 def _put_back(job: JobRow) -> None:

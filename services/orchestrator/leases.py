@@ -22,10 +22,9 @@ from offbeat.contracts.leases import (
 )
 from offbeat.contracts.runs import EventLevel, RunStatus
 from offbeat.errors import HeldBackError, InvalidRequestError, LeaseLostError, NotFoundError
-from services.orchestrator.clocks import charge
 from services.orchestrator.fleet import note_attempt, refusal
 from services.orchestrator.groups import drop_groups, find_groups
-from services.orchestrator.jobs import ASKED_KINDS, INPUT, next_steps, requeue
+from services.orchestrator.jobs import ASKED_KINDS, INPUT, charge, next_steps, requeue_lost
 from services.orchestrator.lifecycle import end_run
 from services.orchestrator.outages import end_outage, wait_out
 from services.orchestrator.parsed_specs import parsed_spec
@@ -135,7 +134,6 @@ def release(session: Session, job_id: str, request: ReleaseRequest, *, now: floa
         job.enqueued_at = None
         return
     _check_holder(job, request.attempt, request.worker_id)
-    charge(run, job, now)
     add_event(
         session,
         run.id,
@@ -144,15 +142,13 @@ def release(session: Session, job_id: str, request: ReleaseRequest, *, now: floa
         f"Worker {job.worker_id} leaves and hands {job.kind} job {job.id} back.",
         data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
     )
-    _take_back_later_steps(session, run, job, now)
-    requeue(session, job)
+    requeue_lost(session, run, job, now)
 
 
 def end_attempt(
     session: Session, run: RunRow, job: JobRow, reason: str, *, permanent: bool, now: float
 ) -> None:
     """Count a failed attempt; queue the next one, or give the job up and say what that means."""
-    charge(run, job, now)
     permanent = permanent or job.kind is JobKind.CHAT
     if not permanent:
         note_attempt(session, run, job, ok=False, now=now)
@@ -170,9 +166,9 @@ def end_attempt(
             level=EventLevel.WARNING,
             data={"job_id": job.id, "attempt": job.attempt, "worker_id": job.worker_id},
         )
-        _take_back_later_steps(session, run, job, now)
-        requeue(session, job)
+        requeue_lost(session, run, job, now)
         return
+    charge(run, job, now)
     job.status = JobStatus.FAILED if permanent else JobStatus.DEAD
     job.finished_at = now
     job.lease_expires_at = None
@@ -188,31 +184,6 @@ def end_attempt(
         data={"job_id": job.id, "attempts": job.attempt, "worker_id": job.worker_id},
     )
     _after_loss(session, run, job, reason, now)
-
-
-def _take_back_later_steps(session: Session, run: RunRow, job: JobRow, now: float) -> None:
-    """A trainer that has begun the next step waits in vain for this one to be handed in, and it may
-    be the only one that could take it again."""
-    if job.kind is not JobKind.TRAIN:
-        return
-    later = select(JobRow).where(
-        JobRow.run_id == run.id,
-        JobRow.kind == JobKind.TRAIN,
-        JobRow.status == JobStatus.LEASED,
-        JobRow.computed_at.is_(None),
-        JobRow.seq > job.seq,
-    )
-    for step in session.scalars(later).all():
-        charge(run, step, now)
-        add_event(
-            session,
-            run.id,
-            now,
-            "job_taken_back",
-            f"Train job {step.id} waits until the step before it is taken again.",
-            data={"job_id": step.id, "attempt": step.attempt, "worker_id": step.worker_id},
-        )
-        requeue(session, step)
 
 
 def _waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:

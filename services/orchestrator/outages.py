@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobKind
 from offbeat.contracts.runs import EventLevel
-from services.orchestrator.clocks import charge
-from services.orchestrator.jobs import OPEN_JOBS, requeue
+from services.orchestrator.jobs import OPEN_JOBS, requeue_lost
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.store import add_event
 
@@ -46,10 +45,9 @@ def wait_out(session: Session, run: RunRow, job: JobRow, reason: str, now: float
             level=EventLevel.WARNING,
             data={"job_id": job.id, "worker_id": job.worker_id},
         )
-    charge(run, job, now)
     job.error = reason
     job.outage_since = began_at
-    requeue(session, job)
+    requeue_lost(session, run, job, now)
     job.not_before = now + pause_s
     return True
 

@@ -13,6 +13,7 @@ from offbeat.contracts.leases import (
 )
 from offbeat.contracts.weights import SkippedStep
 from offbeat.errors import ConflictError, LeaseLostError
+from services.orchestrator.outages import FIRST_WAIT_S
 from services.orchestrator.schema import GroupRow, JobRow
 from tests.orchestrator import (
     GENERATOR,
@@ -157,19 +158,21 @@ def test_a_step_waits_again_when_the_hand_in_before_it_failed(
     ]
 
 
+@pytest.mark.parametrize("outage", [False, True])
 def test_a_step_that_waits_for_a_lost_one_is_taken_back(
-    orchestrator: Orchestrator, http: httpx.Client
+    orchestrator: Orchestrator, http: httpx.Client, outage: bool
 ) -> None:
     """Its trainer may be the only one, and has to take the lost one again."""
     hand, first = hold_a_step(orchestrator, http)
     computed(orchestrator, first)
     second = hand.leased(TRAINER)
-    hand.fail(first, "the store is down")
+    hand.fail(first, "the store is down", outage=outage)
     assert "job_taken_back" in kinds(http, first.run_id)
     with pytest.raises(LeaseLostError):
         orchestrator.worker.heartbeat(
             second.job_id, HeartbeatRequest(attempt=second.attempt, worker_id="hand")
         )
+    orchestrator.pass_time(FIRST_WAIT_S)
     done = [hand.work(TRAINER), hand.work(TRAINER)]
     assert [(lease.job_id, lease.attempt) for lease in done if lease] == [
         (first.job_id, 2),
