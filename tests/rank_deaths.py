@@ -1,13 +1,17 @@
 """Killing a rank of the trainer of a running stack."""
 
+import io
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
-from scripts.stack import Stack
+from offbeat.client import OffbeatClient
+from scripts.stack import Stack, StackOptions, running_stack
 from tests.waiting import wait_until
 
 RUN_TIMEOUT_S = 240.0
@@ -30,3 +34,14 @@ def kill_rank(stack: Stack, rank: int, is_time: Callable[[], bool]) -> None:
     before = times_started(stack)
     os.kill(ranks_of(stack.process("trainer-1"))[rank].pid, signal.SIGKILL)
     wait_until(lambda: times_started(stack) > before, RUN_TIMEOUT_S)
+
+
+@contextmanager
+def ranked_stack(data_dir: Path) -> Iterator[tuple[Stack, OffbeatClient]]:
+    """A stack whose trainer has two ranks, and a client of it."""
+    options = StackOptions(data_dir=data_dir, trainer_ranks=2)
+    with (
+        running_stack(options, io.StringIO()) as stack,
+        OffbeatClient(stack.addresses.orchestrator) as client,
+    ):
+        yield stack, client

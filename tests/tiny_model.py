@@ -4,6 +4,7 @@ template."""
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -65,4 +66,14 @@ def write_tiny_model(
         )
     )
     model.save_pretrained(folder)
+    return folder
+
+
+def write_overflowing_model(folder: Path, text: str) -> Path:
+    """One whose loss is not finite where this token is read."""
+    write_tiny_model(folder, tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    [token] = PreTrainedTokenizerFast.from_pretrained(folder)(text).input_ids
+    weights["model.embed_tokens.weight"][token] = torch.inf
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -133,13 +133,10 @@ class Manifest(Contract):
         return self.adapter_sha256 if self.has_adapter else self.file(STATE_RECORD).sha256
 
     @property
-    def has_model(self) -> bool:
-        """Whether its files are a whole model."""
-        return any(file.name == MODEL_CONFIG for file in self.files)
-
-    def is_of_model(self, name: str) -> bool:
-        """Whether a file of it is the model's, and not the trainer's."""
-        return self.has_model and not name.startswith(STATE_PREFIX)
+    def model_files(self) -> tuple[VersionFile, ...]:
+        """Those of a whole model, where it is one."""
+        own = tuple(file for file in self.files if not file.name.startswith(STATE_PREFIX))
+        return own if any(file.name == MODEL_CONFIG for file in own) else ()
 
     def agrees_with(self, sealed: Self) -> bool:
         """Whether it is the version that was sealed, though by another attempt: its files are among

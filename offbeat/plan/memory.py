@@ -249,10 +249,9 @@ def _tables_bytes(model: Architecture, setup: Setup, recipe: Recipe) -> float:
     """Embedding and head that stay gathered: a shared table always does, and both do where they
     are one unit with what computes the loss."""
     counts = parameters_of(model)
-    is_one_unit = _trains_tables(setup, recipe)
-    if recipe.gathers_tables_for_good or model.is_tied or is_one_unit:
+    if recipe.gathers_tables_for_good or model.is_tied or _trains_tables(setup, recipe):
         return counts.tables * setup.dtype_bytes
-    return counts.table * setup.dtype_bytes if recipe.keeps_head and setup.trains_adapter else 0
+    return counts.table * setup.dtype_bytes if recipe.keeps_head else 0
 
 
 def _gathered_at_head(model: Architecture, setup: Setup, recipe: Recipe) -> float:

@@ -13,8 +13,6 @@ from offbeat.plan.memory import trained_parameters
 from offbeat.plan.setup import OFFBEAT
 from offbeat.plan.speed import moved_bytes
 
-STATE_BYTES = 12
-"""Of each weight that is trained in full: a float32 master and both moments."""
 INSTALLS = 3
 """Of an adapter on all ranks, in each step: the parent's for the gradient, the new one's and the
 parent's again for the canary."""
@@ -25,6 +23,7 @@ def traffic_of(model: Architecture, choice: Choice, cluster: Cluster) -> PlanTra
     setup, micro_batches = choice.setup, choice.micro_batches
     trained = trained_parameters(model, setup)
     weights = micro_batches * moved_bytes(model, setup)
+    state_bytes = OFFBEAT.trained_bytes + OFFBEAT.moment_bytes
     between = 0.0
     if choice.sharding == "across nodes":
         between = weights
@@ -38,5 +37,5 @@ def traffic_of(model: Architecture, choice: Choice, cluster: Cluster) -> PlanTra
         within_node_bytes=round(weights) if choice.sharding == "within nodes" else 0,
         between_nodes_bytes=round(between),
         between_nodes_s=between / cluster.link_bytes_per_s,
-        published_bytes=trained * (setup.dtype_bytes if setup.trains_adapter else STATE_BYTES),
+        published_bytes=trained * (setup.dtype_bytes if setup.trains_adapter else state_bytes),
     )

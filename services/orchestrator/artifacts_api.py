@@ -171,14 +171,15 @@ def _manifest(services: Services, run_id: str, version: int | None) -> Manifest:
         run = find_run(session, run_id)
         wanted = run.version if version is None else version
         for manifest in manifests(session, run_id):
-            if manifest.version == wanted and not manifest.has_adapter:
+            if manifest.version != wanted:
+                continue
+            if not manifest.has_adapter:
                 raise NotFoundError(
                     f"run {run_id} trains all weights and has no adapter: /v1/runs/{run_id}/model "
                     "has what its last step writes"
                 )
-            if manifest.version == wanted:
-                check_adapter(session, run_id, manifest.version)
-                return manifest
+            check_adapter(session, run_id, manifest.version)
+            return manifest
     if wanted is None:
         raise NotFoundError(f"run {run_id} has published no version yet")
     raise NotFoundError(f"run {run_id} has no version {wanted}; see /v1/runs/{run_id}/checkpoints")

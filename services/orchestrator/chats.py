@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from offbeat.contracts.chat import ChatInput
 from offbeat.contracts.jobs import JobKind, JobMessage, JobStatus, WorkerRole
-from offbeat.contracts.run_spec import RunSpec
 from offbeat.errors import NotFoundError, RateLimitedError, UnavailableError
 from services.orchestrator.jobs import OPEN_JOBS, add_job
+from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.remains import check_adapter
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.state import alive_workers
@@ -43,8 +43,13 @@ class Asked:
 
 
 def check_version(session: Session, run: RunRow, version: int | None) -> int:
-    """The newest version of the run; `NotFoundError` unless it has published this one, or any, and
-    `GoneError` where this one was removed."""
+    """The newest version of the run; `NotFoundError` unless it has published this one, or any, of
+    an adapter, and `GoneError` where this one was removed."""
+    if parsed_spec(run.spec).is_full:
+        raise NotFoundError(
+            f"run {run.id} trains all weights, and generators serve adapters: give the model that "
+            "its last step writes as model.id to another run, or to an engine of your own"
+        )
     if run.version is None:
         raise NotFoundError(
             f"run {run.id} is {run.status} and has published no version yet: ask again when its "
@@ -65,12 +70,7 @@ def begin(session: Session, run: RunRow, question: ChatInput, now: float) -> Ask
     way.
     """
     check_version(session, run, question.version)
-    spec = RunSpec.model_validate_json(run.spec)
-    if spec.is_full:
-        raise NotFoundError(
-            f"run {run.id} trains all weights, and generators serve adapters: give the model that "
-            "its last step writes as model.id to another run, or to an engine of your own"
-        )
+    spec = parsed_spec(run.spec)
     if not alive_workers(session, now).get((WorkerRole.GENERATOR, spec.pool)):
         raise UnavailableError(
             f"no generator of pool {spec.pool!r} is alive: start one, then ask again"

@@ -30,7 +30,7 @@ def model(services: ServicesDep, run_id: str) -> ModelView:
         run_id=run_id,
         version=manifest.version,
         prefix=manifest.prefix,
-        files=tuple(file for file in manifest.files if manifest.is_of_model(file.name)),
+        files=manifest.model_files,
     )
 
 
@@ -39,10 +39,9 @@ def model_file(services: ServicesDep, run_id: str, name: FileName) -> StreamingR
     """One of them."""
     with services.store.read() as session:
         manifest = _manifest(session, run_id)
-    try:
-        file = manifest.file(name)
-    except KeyError as error:
-        raise NotFoundError(f"the model of run {run_id} has no file {name!r}") from error
+    file = next((file for file in manifest.model_files if file.name == name), None)
+    if file is None:
+        raise NotFoundError(f"the model of run {run_id} has no file {name!r}")
     chunks = _chunks(services.objects, keys.version_file(manifest, name), file.size_bytes)
     return StreamingResponse(
         chunks,
@@ -54,7 +53,7 @@ def model_file(services: ServicesDep, run_id: str, name: FileName) -> StreamingR
 def _manifest(session: Session, run_id: str) -> Manifest:
     run = find_run(session, run_id)
     newest = next(manifests(session, run_id), None)
-    if newest is not None and newest.has_model:
+    if newest is not None and newest.model_files:
         return newest
     if newest is not None and newest.has_adapter:
         raise NotFoundError(

@@ -81,8 +81,8 @@ def keeps_state(version: int, facts: RunFacts) -> bool:
     """Whether the trainer state of a published version stays: as long as a version is wanted that
     goes on from it."""
     newest = facts.newest if facts.newest is not None else version
-    follow = range(version, min(version + facts.checkpoint_every - 1, newest) + 1)
-    return any(_wants_state(one, newest, facts) for one in follow or (version,))
+    last = max(version, min(version + facts.checkpoint_every - 1, newest))
+    return any(_wants_state(one, newest, facts) for one in range(version, last + 1))
 
 
 def _wants_state(version: int, newest: int, facts: RunFacts) -> bool:

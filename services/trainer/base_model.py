@@ -149,6 +149,18 @@ def own_range(weight: DTensor) -> slice:
     return slice(start, min(start + each, num_rows))
 
 
+def part_of(weight: DTensor, own: Tensor) -> DTensor:
+    """A weight that is divided as this one is, of which this rank has these rows."""
+    return DTensor.from_local(
+        own,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
+
+
 def _nf4(model: ModelSection) -> "Nf4 | None":
     """What brings the model to 4 bits, if it is to have them."""
     if model.quantization == "none":
@@ -241,14 +253,7 @@ def _own_rows(rows: Rows | Tensor, weight: Tensor, device: torch.device) -> Tens
     own_rows = own_range(weight)
     has_any = own_rows.start < own_rows.stop
     own = rows[own_rows] if has_any else torch.empty(0, *weight.shape[1:])
-    return DTensor.from_local(
-        own.to(device, weight.dtype),
-        weight.device_mesh,
-        weight.placements,
-        run_check=False,
-        shape=weight.shape,
-        stride=weight.stride(),
-    )
+    return part_of(weight, own.to(device, weight.dtype))
 
 
 def _file_name(name: str) -> str:

@@ -90,10 +90,17 @@ def decode(files: Mapping[str, bytes], policy: Policy) -> TrainerState:
 
 def describe(files: Mapping[str, bytes]) -> tuple[VersionFile, ...]:
     """The manifest's entries for these files."""
-    return tuple(
-        VersionFile(name=name, size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
-        for name, body in files.items()
-    )
+    return tuple(_described(name, body) for name, body in files.items())
+
+
+def put(store: ObjectStore, prefix: str, name: str, body: bytes) -> VersionFile:
+    """Upload a file below the prefix of a version; the manifest's entry for it."""
+    store.put(prefix + name, body)
+    return _described(name, body)
+
+
+def _described(name: str, body: bytes) -> VersionFile:
+    return VersionFile(name=name, size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
 
 
 def download(store: ObjectStore, manifest: Manifest, names: Sequence[str]) -> dict[str, bytes]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from offbeat.contracts.base import Contract
 from offbeat.contracts.jobs import (
     ExampleBatch,
     InitInput,
@@ -44,14 +43,12 @@ from services.trainer.skipped import Update, update_or_skip
 log = structlog.get_logger(__name__)
 
 
-class Record(Contract):
+class Record(checkpoint.StateScalars):
     """What tells a version from any other one."""
 
     version: int
     parent_sha256: str | None
     """Of the parent's record; none for the base model."""
-    spec_sha256: str
-    num_updates: int
     loss: float | None = None
     """Of the step that made the version, as its gradient's norm; none where it was skipped."""
     grad_norm: float | None = None
@@ -82,13 +79,7 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
     job.trainer.memory.forget()
     job.model.begin_anew()
     metrics = _validated(job, 0, context.lease.input.eval_prompts_key)
-    record = Record(
-        version=0,
-        parent_sha256=None,
-        spec_sha256=checkpoint.spec_sha256(context.lease.spec),
-        num_updates=0,
-    )
-    sealed = _sealed(job, record, metrics, Update(state=0, metrics={}))
+    sealed = _sealed(job, None, Update(state=0, metrics={}), metrics)
     return InitOutput(manifest=publish(context, trainer, sealed, None).manifest)
 
 
@@ -99,12 +90,11 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput | HandIn:
     assert isinstance(step, TrainInput)
     assert step.examples is not None, "the steps of a supervised run name examples"
     parent = parent_version(context, trainer, step.base_version)
-    _stand_at(job, parent, step.examples)
-    update = _step(job, step, parent, step.examples)
-    record = _record(job, parent, update)
-    metrics = {**update.metrics, **_validated(job, record.version, step.examples.eval_examples_key)}
-    sealed = _sealed(job, record, metrics, update)
-    log.info("The step is computed.", version=record.version, step_s=round(job.timer.total_s(), 2))
+    update = _update(job, step, parent, step.examples)
+    number = step.base_version + 1
+    validated = _validated(job, number, step.examples.eval_examples_key)
+    sealed = _sealed(job, parent, update, validated)
+    log.info("The step is computed.", version=number, step_s=round(job.timer.total_s(), 2))
     return HandIn(lambda: publish(context, trainer, sealed, parent))
 
 
@@ -117,13 +107,12 @@ def replay(context: JobContext, trainer: Trainer) -> ReplayOutput:
     published = published_version(trainer, context.lease.run_id, step.base_version + 1)
     parent = published_version(trainer, context.lease.run_id, step.base_version)
     trainer.memory.forget()
-    _stand_at(job, parent, step.examples)
-    update = _step(job, step, parent, step.examples)
-    trainer.memory.forget()
+    update = _update(job, step, parent, step.examples)
+    [record] = checkpoint.describe(_record_file(job, parent, update))
     return ReplayOutput(
         version=published.version,
         published_sha256=published.sha256,
-        recomputed_sha256=_hash(_record(job, parent, update)),
+        recomputed_sha256=record.sha256,
     )
 
 
@@ -162,8 +151,9 @@ def _take_again(job: Job, made: Manifest, examples: ExampleBatch) -> None:
     )
 
 
-def _step(job: Job, step: StepInput, parent: Manifest, examples: ExampleBatch) -> Update[int]:
+def _update(job: Job, step: StepInput, parent: Manifest, examples: ExampleBatch) -> Update[int]:
     """The update of the parent's weights, or none where it would not be finite."""
+    _stand_at(job, parent, examples)
     return update_or_skip(
         job.trainer.store,
         job.context.lease,
@@ -208,12 +198,13 @@ def _compute(job: Job, base_version: int, batch: ExampleBatch) -> tuple[int, Met
     }
 
 
-def _sealed(job: Job, record: Record, metrics: Metrics, update: Update[int]) -> Sealed:
+def _sealed(job: Job, parent: Manifest | None, update: Update[int], validated: Metrics) -> Sealed:
     """The version as it is published; what is large of it is on its way to the store already."""
-    lease, number = job.context.lease, record.version
-    files = {STATE_RECORD: record.model_dump_json().encode()}
+    number = parent.version + 1 if parent else 0
+    files = _record_file(job, parent, update)
+    metrics = {**update.metrics, **validated}
     manifest = Manifest(
-        **origin(lease, number, files),
+        **origin(job.context.lease, number, files),
         metrics={**metrics, **job.timer.metrics(int(metrics.get("num_tokens", 0)))},
         skipped=update.skipped,
     )
@@ -228,20 +219,16 @@ def _sealed(job: Job, record: Record, metrics: Metrics, update: Update[int]) -> 
     return Sealed(manifest=manifest, files=files)
 
 
-def _record(job: Job, parent: Manifest, update: Update[int]) -> Record:
-    return Record(
-        version=parent.version + 1,
-        parent_sha256=parent.sha256,
+def _record_file(job: Job, parent: Manifest | None, update: Update[int]) -> dict[str, bytes]:
+    record = Record(
+        version=parent.version + 1 if parent else 0,
+        parent_sha256=parent.sha256 if parent else None,
         spec_sha256=checkpoint.spec_sha256(job.context.lease.spec),
         num_updates=update.state,
         loss=update.metrics.get("loss"),
         grad_norm=update.metrics.get("grad_norm"),
     )
-
-
-def _hash(record: Record) -> str:
-    [file] = checkpoint.describe({STATE_RECORD: record.model_dump_json().encode()})
-    return file.sha256
+    return {STATE_RECORD: record.model_dump_json().encode()}
 
 
 def _validated(job: Job, version: int, examples_key: str | None) -> Metrics:

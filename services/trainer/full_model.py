@@ -10,10 +10,10 @@ Embeddings, last norm and head are one unit, whose weights are there while `_wit
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar, cast
 
-import structlog
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,17 +29,23 @@ from transformers import PreTrainedModel
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import STATE_INDEX, Manifest, VersionFile
 from offbeat.errors import OffbeatError, PermanentJobError, WorkerError
+from offbeat.models import load_tokenizer
 from offbeat.objects import ObjectStore
 from services.trainer import checkpoint
-from services.trainer.base_model import blocks_of, laid_out, offload_policy, own_range, rows_of
+from services.trainer.base_model import (
+    blocks_of,
+    laid_out,
+    offload_policy,
+    own_range,
+    part_of,
+    rows_of,
+)
 from services.trainer.faithful import smallest_batch
 from services.trainer.model import Model
-from services.trainer.model_folder import write_rest, write_weights
+from services.trainer.model_folder import split_of, write_rest, write_weights
 from services.trainer.ranks import Ranks, collective
 from services.trainer.sharded_state import StateReader, StateWriter
 from services.trainer.weight_files import OpenWeights
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -119,14 +125,18 @@ class FullModel(Model):
             )
         except (OSError, ValueError) as error:
             raise PermanentJobError(f"model {model.id!r} cannot be trained: {error}") from error
-        loaded.begin_anew()
+        loaded._read_base()
         loaded.check_packing(smallest_batch())
         return loaded
 
+    def begin_anew(self) -> None:
+        """Be the base model, which it is as long as there was no update."""
+        if self.num_updates:
+            self._read_base()
+
     @collective
     @torch.no_grad()
-    def begin_anew(self) -> None:
-        """Be the base model, before the first update."""
+    def _read_base(self) -> None:
         try:
             with self._open_weights(self._folder) as files:
                 for name, weight in self._weights.items():
@@ -161,8 +171,8 @@ class FullModel(Model):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
                 group["weight_decay"] = weight_decay if group["decays"] else 0.0
+            self.num_updates += 1  # Whatever happens within the next line, it is no base model.
             self._optimizer.step()
-            self.num_updates += 1
         self._forget_gradient()
         return float(norm)
 
@@ -177,11 +187,10 @@ class FullModel(Model):
         if self._saving is not None:
             self._saving.exception()  # Whoever published that version has heard of it.
         writer = StateWriter(self._store, prefix)
-        group = self.ranks.saves
         saving = async_save(
             self._state(),
             storage_writer=writer,
-            process_group=group,
+            process_group=self.ranks.saves,
             async_stager=InPlace() if self._is_offloaded else None,
         )
         self._saving = cast(Future[object], saving)
@@ -193,31 +202,25 @@ class FullModel(Model):
     @torch.no_grad()
     def restore(self, manifest: Manifest, num_updates: int) -> None:
         """Be this version, whose state was saved, on whatever number of ranks that was."""
+        self.num_updates = num_updates  # A state that is read in part is no base model either.
         try:
             load(self._state(), storage_reader=StateReader(self._store, manifest))
         except CheckpointException as error:
             raise _first_failure(error) from error
         for moments in self._optimizer.state.values():
             moments["step"].fill_(num_updates)
-        self.num_updates = num_updates
 
     @collective
     def write_folder(self, prefix: str) -> tuple[VersionFile, ...]:
         """Write the model to the store as `from_pretrained` reads it; at rank 0, what was
         written."""
-        files = write_weights(self._store, prefix, self._weights, self.dtype, self.ranks)
+        put = partial(checkpoint.put, self._store, prefix)
+        split = split_of(self._weights, self.dtype)
+        files = write_weights(put, split, self._weights, self.dtype, self.ranks)
         if self.ranks.rank > 0:
             return ()
-        rest = write_rest(
-            self._store,
-            prefix,
-            self._weights,
-            self.dtype,
-            self._base,
-            self._folder,
-            self._section,
-        )
-        return (*files, *rest)
+        tokenizer = load_tokenizer(self._folder, self._section.chat_template)
+        return (*files, *write_rest(put, split, self._base, self.dtype, tokenizer))
 
     def _state(self) -> dict[str, Tensor]:
         """Masters and moments, under the names that they have in the store."""
@@ -270,14 +273,7 @@ def _give_storage(base: PreTrainedModel, device: torch.device) -> None:
     parts: dict[str, Tensor] = {}
     for name, weight in base.named_parameters():
         assert isinstance(weight, DTensor)
-        parts[name] = DTensor.from_local(
-            torch.empty(weight.to_local().shape, device=device),
-            weight.device_mesh,
-            weight.placements,
-            run_check=False,
-            shape=weight.shape,
-            stride=weight.stride(),
-        )
+        parts[name] = part_of(weight, torch.empty(weight.to_local().shape, device=device))
     base.load_state_dict(parts, strict=False, assign=True)
     base.tie_weights()
 
@@ -306,8 +302,7 @@ def _saved(
     except CheckpointException as error:
         raise _first_failure(error) from error
     index = writer.index.model_dump_json().encode()
-    store.put(prefix + STATE_INDEX, index)
-    return (*writer.files, *checkpoint.describe({STATE_INDEX: index}))
+    return (*writer.files, checkpoint.put(store, prefix, STATE_INDEX, index))
 
 
 def _first_failure(error: CheckpointException) -> Exception:

@@ -9,7 +9,6 @@ each is checked against the manifest. Nothing is pickled into the store.
 https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from offbeat.contracts.base import Contract
-from offbeat.contracts.weights import STATE_INDEX, FileName, Manifest, VersionFile
+from offbeat.contracts.weights import STATE_INDEX, STATE_PREFIX, FileName, Manifest, VersionFile
 from offbeat.objects import ObjectStore
 from services.trainer import checkpoint
 
@@ -109,9 +108,9 @@ class StateWriter(StorageWriter):
         """Write this rank's parts, one file after the other."""
         results: list[WriteResult] = []
         for number, items in enumerate(_parts(plan.items)):
-            tensors = {item.index.fqn: planner.resolve_data(item) for item in items}
-            assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
-            file = self._put(f"trainer_state-{self._rank:05d}-{number:05d}.safetensors", tensors)
+            name = f"{STATE_PREFIX}-{self._rank:05d}-{number:05d}.safetensors"
+            body = save({item.index.fqn: _resolved(item, planner) for item in items})
+            file = checkpoint.put(self._store, self._prefix, name, body)
             for item in items:
                 assert item.tensor_data is not None, "a state has nothing but tensors"
                 sizes = tuple(item.tensor_data.chunk.sizes)
@@ -143,11 +142,6 @@ class StateWriter(StorageWriter):
                 for name, parts in sorted(chunks.items())
             }
         )
-
-    def _put(self, name: str, tensors: dict[str, Any]) -> VersionFile:
-        body = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
-        self._store.put(self._prefix + name, body)
-        return VersionFile(name=name, size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
 
 
 class StateReader(StorageReader):
@@ -215,6 +209,12 @@ class StateReader(StorageReader):
         return next(
             chunk.file for chunk in self._tensors[place.fqn].chunks if chunk.offsets == offsets
         )
+
+
+def _resolved(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    tensor = planner.resolve_data(item)
+    assert isinstance(tensor, torch.Tensor), "a state has nothing but tensors"
+    return tensor.detach().contiguous()
 
 
 def _copy(stored: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:

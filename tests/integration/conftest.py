@@ -1,7 +1,7 @@
 """The services that tests share: an orchestrator with an empty broker for each test, and a
 weight-proxy, a trainer and a vLLM server for those that ask for one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,14 @@ from tests.specs import spec
 from tests.trainer import Run, new_run, trainer_on
 from tests.vllm_engine import VllmSetting, checked_engine
 from tests.weight_proxy import RunningProxy, running_proxy
+
+
+@pytest.fixture
+def new_trainer(
+    tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy
+) -> Callable[[], Trainer]:
+    """A trainer process that has just started."""
+    return lambda: trainer_on(tiny_model, store, proxy.client)
 
 
 @pytest.fixture

@@ -7,21 +7,19 @@ from uuid import uuid4
 
 import pytest
 import torch
-from safetensors.torch import load, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.contracts.jobs import ReplayInput, TokenizeOutput
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import STATE_INDEX, STATE_RECORD, Manifest
 from offbeat.errors import ObjectNotFoundError, PermanentJobError
-from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
 from services.trainer.publish import Trainer
 from services.trainer.run import replay
 from tests.ranks import group_of_one
 from tests.sft_run import SftRun
 from tests.specs import sft_spec_dict, spec
-from tests.tiny_model import write_tiny_model
+from tests.tiny_model import write_overflowing_model
 from tests.trainer import Run, trainer_on
 from tests.weight_proxy import RunningProxy
 
@@ -32,14 +30,6 @@ STEPS = 5
 def group() -> Iterator[None]:
     with group_of_one():
         yield
-
-
-@pytest.fixture
-def new_trainer(
-    tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy
-) -> Callable[[], Trainer]:
-    """A trainer process that has just started."""
-    return lambda: trainer_on(tiny_model, store, proxy.client)
 
 
 @pytest.fixture
@@ -199,11 +189,7 @@ def test_a_state_that_retention_has_removed_says_so(
 def test_a_step_that_is_not_finite_is_skipped_and_the_third_in_a_row_is_fatal(
     new_run: Callable[..., SftRun], store: S3ObjectStore, proxy: RunningProxy, tmp_path: Path
 ) -> None:
-    folder = write_tiny_model(tmp_path, tie_word_embeddings=False)
-    weights = load((folder / "model.safetensors").read_bytes())
-    [token] = load_tokenizer(folder, None)("~").input_ids
-    weights["model.embed_tokens.weight"][token] = torch.inf
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    folder = write_overflowing_model(tmp_path, "~")
     rows = [{"text": "fine"}, {"text": "a~b"}]
     run = new_run(data={"rows": rows, "shuffle": False}, sft={"batch_size": 2})
     trainer = trainer_on(folder, store, proxy.client)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from transformers import AutoModelForCausalLM
 
 from offbeat import keys
@@ -20,7 +20,6 @@ from offbeat.contracts.jobs import (
 from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.weights import ADAPTER_FILES, ADAPTER_WEIGHTS
 from offbeat.errors import InvalidDataError, InvalidRequestError, LeaseLostError, PermanentJobError
-from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import ExampleRow, decode_examples
 from services.trainer.publish import Trainer
@@ -28,19 +27,11 @@ from services.trainer.run import replay
 from services.trainer.sft_tokenize import tokenize
 from tests.sft_run import SftRun
 from tests.specs import sft_spec_dict, spec
-from tests.tiny_model import write_tiny_model
+from tests.tiny_model import write_overflowing_model
 from tests.trainer import Run, Sample, hashes, trainer_on
 from tests.weight_proxy import RunningProxy
 
 EVALUATED: dict[str, Any] = {"data": {"eval_size": 2}, "eval": {"every_steps": 2}}
-
-
-@pytest.fixture
-def new_trainer(
-    tiny_model: Path, store: S3ObjectStore, proxy: RunningProxy
-) -> Callable[[], Trainer]:
-    """A trainer process that has just started."""
-    return lambda: trainer_on(tiny_model, store, proxy.client)
 
 
 @pytest.fixture
@@ -197,11 +188,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_third_in_a_row_is_fatal(
     new_run: Callable[..., SftRun], store: S3ObjectStore, proxy: RunningProxy, tmp_path: Path
 ) -> None:
     """A model that overflows on one token; what learned nothing is published all the same."""
-    folder = write_tiny_model(tmp_path, tie_word_embeddings=False)
-    weights = load((folder / "model.safetensors").read_bytes())
-    [token] = load_tokenizer(folder, None)("~").input_ids
-    weights["model.embed_tokens.weight"][token] = torch.inf
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    folder = write_overflowing_model(tmp_path, "~")
     rows = [{"text": "fine"}, {"text": "a~b"}]
     run = new_run({"source": "inline", "rows": rows, "shuffle": False}, train={"steps": 4})
     trainer = trainer_on(folder, store, proxy.client)

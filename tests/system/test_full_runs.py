@@ -1,7 +1,6 @@
 """Full fine-tuning through the front door: two ranks, either killed, a download, and a GRPO run of
 the model that was made."""
 
-import io
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from offbeat.cli.main import app
 from offbeat.client import OffbeatClient
 from offbeat.contracts.runs import RunStatus
 from offbeat.contracts.weights import VersionFile
-from scripts.stack import StackOptions, running_stack
-from tests.rank_deaths import RUN_TIMEOUT_S, kill_rank
+from tests.rank_deaths import RUN_TIMEOUT_S, kill_rank, ranked_stack
 from tests.specs import sft_spec_dict, spec_dict
 
 pytestmark = pytest.mark.system
@@ -41,11 +39,7 @@ def test_the_death_of_a_rank_costs_steps_and_the_model_is_the_same_to_the_byte(
         limits={"max_attempts": 5},
     )
     del run["lora"]
-    options = StackOptions(data_dir=tmp_path / "data", trainer_ranks=2)
-    with (
-        running_stack(options, io.StringIO()) as stack,
-        OffbeatClient(stack.addresses.orchestrator) as client,
-    ):
+    with ranked_stack(tmp_path / "data") as (stack, client):
         undisturbed = files_of(client, client.submit(run).id)
         run_id = client.submit(run).id
         kill_rank(stack, 1, lambda: client.run(run_id).progress.step >= 1)

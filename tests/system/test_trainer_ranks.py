@@ -1,6 +1,5 @@
 """A trainer of two ranks does runs as one of one rank does, and outlives the death of either."""
 
-import io
 import signal
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 from offbeat.client import OffbeatClient
 from offbeat.contracts.runs import RunStatus
 from offbeat.objects import S3ObjectStore
-from scripts.stack import StackOptions, running_stack
-from tests.rank_deaths import RUN_TIMEOUT_S, kill_rank
+from tests.rank_deaths import RUN_TIMEOUT_S, kill_rank, ranked_stack
 from tests.specs import sft_spec_dict, spec_dict
 from tests.tiny_model import upload
 
@@ -37,11 +35,7 @@ def test_the_death_of_a_rank_costs_a_step_and_changes_nothing(
         staleness={"max_versions": 0},
         limits={"max_attempts": 5},
     )
-    options = StackOptions(data_dir=tmp_path / "data", trainer_ranks=2)
-    with (
-        running_stack(options, io.StringIO()) as stack,
-        OffbeatClient(stack.addresses.orchestrator) as client,
-    ):
+    with ranked_stack(tmp_path / "data") as (stack, client):
         undisturbed = adapter_of(client, client.submit(run).id)
         run_id = client.submit(run).id
         kill_rank(stack, 1, lambda: client.run(run_id).progress.step >= 1)

@@ -10,6 +10,7 @@ from offbeat.plan.architecture import Architecture
 from offbeat.plan.known_models import KNOWN
 from offbeat.plan.memory import (
     HEAD_POSITIONS,
+    STATE_FILE_BYTES,
     Phase,
     held_bytes,
     host_bytes,
@@ -105,6 +106,12 @@ def test_the_head_positions_are_the_trainers() -> None:
     from offbeat.algorithms.logprobs import CHUNK_POSITIONS
 
     assert HEAD_POSITIONS == CHUNK_POSITIONS
+
+
+def test_the_files_of_a_state_are_as_large_as_the_trainer_makes_them() -> None:
+    from services.trainer.sharded_state import PART_BYTES
+
+    assert STATE_FILE_BYTES == PART_BYTES
 
 
 def test_each_moment_has_its_own_kinds() -> None:
