@@ -68,6 +68,7 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "VLLM_GPU": "Profile `gpu`: number of the GPU that vLLM uses.",
     "VLLM_GPU_MEMORY": "Profile `gpu`: vLLM's share of its GPU's memory; 0.4 where the trainer has "
     "the same GPU.",
+    "VLLM_MEMORY": "Profile `gpu`: vLLM's limit of main memory.",
     "TRAINER_GPU": "Profile `gpu`: number of the GPU that the trainer uses.",
     "TRAINER_GPU_MEMORY": "Profile `gpu`: the trainer's limit of main memory.",
 }

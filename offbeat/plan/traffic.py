@@ -1,8 +1,9 @@
 """Bytes that move for one optimizer step.
 
-Where every node holds a whole copy of the model, only what is trained crosses between nodes: once a
-step its gradient to rank 0, and an adapter's weights back for the step and for the canary. Where a
-copy is spread over several, all weights do, for every micro-batch.
+Where every node holds a whole copy of the model, only what is trained crosses between nodes, once a
+step: its gradient to rank 0, and an adapter's new weights back. (Twice more in the rare step that
+changes the canary's answer.) Where a copy is spread over several, all weights do, for every
+micro-batch.
 """
 
 from offbeat.contracts.plan import PlanTraffic
@@ -12,10 +13,6 @@ from offbeat.plan.gpus import Cluster
 from offbeat.plan.memory import trained_parameters
 from offbeat.plan.setup import OFFBEAT
 from offbeat.plan.speed import moved_bytes
-
-INSTALLS = 3
-"""Of an adapter on all ranks, in each step: the parent's for the gradient, the new one's and the
-parent's again for the canary."""
 
 
 def traffic_of(model: Architecture, choice: Choice, cluster: Cluster) -> PlanTraffic:
@@ -28,7 +25,7 @@ def traffic_of(model: Architecture, choice: Choice, cluster: Cluster) -> PlanTra
     if choice.sharding == "across nodes":
         between = weights
     elif cluster.num_nodes > 1 and setup.trains_adapter:
-        between = (OFFBEAT.gradient_bytes + INSTALLS * OFFBEAT.copy_bytes) * trained
+        between = (OFFBEAT.gradient_bytes + OFFBEAT.copy_bytes) * trained
     elif cluster.num_nodes > 1:
         # A ring: every node sends and receives each gradient twice, but for its own share.
         between = 2 * (1 - 1 / cluster.num_nodes) * OFFBEAT.gradient_bytes * trained

@@ -34,16 +34,20 @@ def first_canary(policy: Policy, masters: Tensors, prompt_ids: Ids) -> Canary:
 def next_canary(
     policy: Policy, masters: Tensors, parent: Canary, parent_masters: Tensors
 ) -> Canary:
-    """The canary under new weights. The policy is left with the parent's."""
+    """The canary under new weights. The policy is left with them, so that the next step finds them
+    there, unless the answer is no longer the parent's."""
     policy.install(masters)
     completion_ids, logprobs = _greedy(policy, parent.prompt_ids, guess=parent.completion_ids)
-    policy.install(parent_masters)
-    logprobs_NV = _distributions(policy, parent.prompt_ids, completion_ids)
+    parent_logprobs = parent.logprobs
+    if completion_ids != parent.completion_ids:
+        policy.install(parent_masters)
+        logprobs_NV = _distributions(policy, parent.prompt_ids, completion_ids)
+        parent_logprobs = _chosen(logprobs_NV, completion_ids)
     return Canary(
         prompt_ids=parent.prompt_ids,
         completion_ids=completion_ids,
         logprobs=logprobs,
-        parent_logprobs=_chosen(logprobs_NV, completion_ids),
+        parent_logprobs=parent_logprobs,
     )
 
 

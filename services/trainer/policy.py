@@ -42,6 +42,7 @@ class Policy(Model):
             if parameter.requires_grad
         }
         self._sums: dict[str, Tensor] = {}
+        self._installed: Tensors | None = None
 
     @classmethod
     def load(
@@ -86,10 +87,15 @@ class Policy(Model):
 
     @torch.no_grad()
     def install(self, masters: Tensors) -> None:
-        """Make the copies equal to these weights, rounded to the model's type."""
+        """Make the copies equal to these weights, rounded to the model's type. What was installed
+        last need not be sent to the other ranks again."""
+        if masters is self._installed:
+            return
+        self._installed = None
         for name, copy in self.copies.items():
             copy.copy_(masters[name])
         self._share_copies()
+        self._installed = masters
 
     @contextmanager
     def reference(self) -> Iterator[None]:

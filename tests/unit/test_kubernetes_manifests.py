@@ -26,11 +26,7 @@ from offbeat.settings import (
 from offbeat.worker import ALIVE_FILE, REPORT_INTERVAL_S
 from scripts.env_example import variables
 from services.generator.engines.vllm_checks import VERSION_TESTED
-from services.generator.engines.vllm_command import (
-    SERVER_ENVIRONMENT,
-    AdapterLimits,
-    server_command,
-)
+from services.generator.engines.vllm_command import SERVER_ENVIRONMENT
 from services.generator.settings import GeneratorSettings
 from services.orchestrator import health_api
 from services.orchestrator.settings import OrchestratorSettings, WorkersSettings
@@ -38,6 +34,7 @@ from services.trainer.settings import TrainerSettings
 from services.weight_proxy import app as weight_proxy_app
 from services.weight_proxy.settings import WeightProxySettings
 from tests.manifests import ROOT, Document, containers, environment, mappings, pods, written
+from tests.vllm_flags import MAX_LORAS, OF_THE_PLACE, flags, needed
 
 REPOSITORY = ROOT.parents[1]
 SERVER = (LogSettings, ServerSettings, ObjectStoreSettings)
@@ -60,7 +57,6 @@ MODULES = {
 }
 VLLM_EXIT_S = 10
 """Beside an idle vLLM, for it to end after the generator."""
-FLAGS_OF_THE_PLACE = {"--model", "--served-model-name", "--port"}
 FLAGS_OF_THE_SIZE = {
     "--distributed-executor-backend",
     "--gpu-memory-utilization",
@@ -103,19 +99,6 @@ def vllm_containers() -> Iterator[Document]:
 
 def http_paths(container: Document) -> set[str]:
     return {mapping["httpGet"]["path"] for mapping in mappings(container) if "httpGet" in mapping}
-
-
-def flags(words: list[str]) -> dict[str, str | None]:
-    """`--name value` and `--name=value` alike."""
-    found: dict[str, str | None] = {}
-    name = None
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word.partition("=")
-            found[name] = value or None
-        elif name is not None:
-            found[name] = word
-    return found
 
 
 def test_every_process_has_a_container() -> None:
@@ -210,7 +193,7 @@ def test_probes_of_workers_look_at_the_file_that_they_write() -> None:
     for _, container in own_containers():
         for probe in ("startupProbe", "livenessProbe"):
             if container["name"] in ("generator", "trainer") and probe in container:
-                found = looked.match(container[probe]["exec"]["command"][-1])
+                found = looked.search(container[probe]["exec"]["command"][-1])
                 assert found is not None
                 assert found[1] == ALIVE_FILE
                 assert float(found[2]) > 3 * REPORT_INTERVAL_S
@@ -234,28 +217,15 @@ def test_vllm_has_the_flags_that_a_generator_would_start_it_with() -> None:
         for _, container in own_containers()
         if "OFFBEAT_VLLM_URL" in (env := environment(container))
     }
-    assert size == ("8", "http://127.0.0.1:8100")
+    assert size == (str(MAX_LORAS), "http://127.0.0.1:8100")
     for container in vllm_containers():
         given = flags(container["args"])
-        limits = AdapterLimits(max_loras=8, max_lora_rank=int(given["--max-lora-rank"] or ""))
-        needed = flags(
-            list(
-                server_command(
-                    "python",
-                    folder=Path("model"),
-                    model_id="model",
-                    dtype="bfloat16",
-                    port=8100,
-                    limits=limits,
-                    arguments=(),
-                )
-            )
-        )
-        if "--headless" in given:
-            needed = {name: value for name, value in needed.items() if name != "--host"}
-        assert {name: needed[name] for name in needed.keys() - FLAGS_OF_THE_PLACE} == {
-            name: given[name] for name in given.keys() - FLAGS_OF_THE_PLACE - FLAGS_OF_THE_SIZE
+        wanted = needed(max_lora_rank=int(given["--max-lora-rank"] or ""))
+        assert wanted == {
+            name: given[name] for name in given.keys() - OF_THE_PLACE - FLAGS_OF_THE_SIZE
         }
+        # Ranks without the server listen to nobody; the server, to its pod alone.
+        assert given.get("--host") == (None if "--headless" in given else "127.0.0.1")
         assert given["--served-model-name"] == container["command"][-1]
         told = environment(container)
         offline = {"HF_HUB_OFFLINE"}  # it fetches the model itself
@@ -271,6 +241,26 @@ def test_a_generator_knows_the_rank_of_its_vllm() -> None:
             probe = vllm["startupProbe"]
             waits_s = probe["periodSeconds"] * probe["failureThreshold"]
             assert float(told["OFFBEAT_VLLM_START_TIMEOUT_S"] or "") == waits_s
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
+def test_a_trainer_asks_for_what_the_plan_says(overlay: str) -> None:
+    path = ROOT / "overlays" / overlay / "trainer.yaml"
+    text = " ".join(line.strip(" #") for line in path.read_text().splitlines())
+    said = PLANNED.search(text)
+    assert said is not None
+    command, gpu_gib, host_gib = shlex.split(said[1]), float(said[2]), float(said[3])
+    result = CliRunner().invoke(app, [*command, "--json"])
+    plan = Plan.model_validate_json(result.stdout)
+    first, *others = plan.ranks
+    (trainer,) = (each for _, each in own_containers_of(path))
+    gpus = int(trainer["resources"]["limits"]["nvidia.com/gpu"])
+    of_node = first.host_bytes + (gpus - 1) * (others[0].host_bytes if others else 0)
+    assert plan.verdict == "fits"
+    assert gib(plan.memory.total) == gpu_gib
+    assert gib(of_node) == host_gib
+    assert trainer["resources"]["limits"]["memory"] == trainer["resources"]["requests"]["memory"]
+    assert int(trainer["resources"]["requests"]["memory"].removesuffix("Gi")) > host_gib
 
 
 def test_images_have_the_version_of_the_code() -> None:
