@@ -112,6 +112,21 @@ def test_every_container_says_what_it_needs(overlay: list[Document]) -> None:
             assert len(set(gpus)) == 1
 
 
+def test_every_process_of_ours_is_probed(overlay: list[Document]) -> None:
+    probes = {
+        container["name"]: {key for key in container if key.endswith("Probe")}
+        for pod in pods(overlay)
+        for container in containers(pod)
+        if container["name"] != "vllm"
+    }
+    working = {"startupProbe", "livenessProbe"}
+    serving = {*working, "readinessProbe"}
+    assert probes == {
+        **dict.fromkeys(("orchestrator", "weight-proxy"), serving),
+        **dict.fromkeys(("generator", "trainer"), working),
+    }
+
+
 def test_what_is_named_is_there(overlay: list[Document]) -> None:
     maps = {document["metadata"]["name"] for document in of_kind(overlay, "ConfigMap")}
     claims = {

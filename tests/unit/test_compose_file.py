@@ -1,5 +1,6 @@
 """`docker-compose.yml` keeps to the names of the code, and to what is promised of containers."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -8,10 +9,21 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from scripts.env_example import SETTINGS, compose_defaults, variables
+from services.generator.engines.vllm_checks import VERSION_TESTED
+from tests.vllm_flags import OF_THE_PLACE, flags, needed
 
 OWN_IMAGES = ("offbeat-control:", "offbeat-generator:", "offbeat-trainer:")
 THREADS = "OMP_NUM_THREADS"
 SECRETS_DIR = "OFFBEAT_SECRETS_DIR"
+HEALTHY = "service_healthy"
+DONE = "service_completed_successfully"
+VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
+
+
+class Dependency(BaseModel):
+    """What is waited for."""
+
+    condition: str
 
 
 class Service(BaseModel):
@@ -28,6 +40,8 @@ class Service(BaseModel):
     cap_drop: list[str] = []
     init: bool = False
     mem_limit: str | None = None
+    depends_on: dict[str, Dependency] = {}
+    command: str | list[str] = []
 
     @property
     def is_own(self) -> bool:
@@ -86,7 +100,32 @@ def test_own_services_hold_no_rights_and_write_to_volumes_only(
         if service.is_own:
             assert service.read_only, name
             assert service.cap_drop == ["ALL"], name
-            assert service.mem_limit is not None, name
+
+
+def test_what_runs_has_a_limit_of_memory(services: dict[str, Service]) -> None:
+    assert {name for name, service in services.items() if service.mem_limit is None} == {"rclone"}
+
+
+def test_each_service_waits_until_what_it_needs_is_healthy_or_done(
+    services: dict[str, Service],
+) -> None:
+    nothing: dict[str, str] = {}
+    store = {"minio": HEALTHY}
+    worker = {"orchestrator": HEALTHY, "weight-proxy": HEALTHY, "redis": HEALTHY}
+    prepared = {"migrations": DONE, "bucket": DONE}
+    waits = {
+        name: {other: each.condition for other, each in service.depends_on.items()}
+        for name, service in services.items()
+    }
+    assert waits == {
+        **dict.fromkeys(("minio", "postgres", "redis", "vllm"), nothing),
+        "migrations": {"postgres": HEALTHY},
+        **dict.fromkeys(("bucket", "rclone"), store),
+        "orchestrator": {**prepared, "redis": HEALTHY},
+        "weight-proxy": prepared,
+        **dict.fromkeys(("generator", "trainer", "trainer-gpu"), worker),
+        "generator-vllm": {**worker, "vllm": HEALTHY},
+    }
 
 
 def test_what_serves_is_started_again_and_what_is_a_job_is_tried_a_few_times(
@@ -105,3 +144,26 @@ def test_every_pulled_image_has_a_stand_in_but_vllm_s(services: dict[str, Servic
     pulled = {name for name, service in services.items() if not service.is_own}
     assert pulled == {*offline, "vllm"}
     assert all(set(service) == {"image"} for service in offline.values())
+
+
+def test_pulled_images_are_pinned_by_digest_and_vllm_is_the_one_that_is_tested(
+    services: dict[str, Service],
+) -> None:
+    pulled = {name: service.image for name, service in services.items() if not service.is_own}
+    major, minor = VERSION_TESTED
+    assert VARIABLE.sub(r"\1", pulled.pop("vllm")) == f"vllm/vllm-openai:v{major}.{minor}.0"
+    unpinned = [image for image in pulled.values() if not re.search(r":.+@sha256:\w{64}$", image)]
+    assert unpinned == []
+
+
+def test_vllm_has_the_flags_that_a_generator_would_start_it_with(
+    services: dict[str, Service],
+) -> None:
+    command = services["vllm"].command
+    assert isinstance(command, list)
+    given = flags([VARIABLE.sub(r"\1", word) for word in command])
+    wanted = needed(max_lora_rank=int(given["--max-lora-rank"] or ""))
+    assert wanted == {
+        name: given[name] for name in given.keys() - OF_THE_PLACE - {"--gpu-memory-utilization"}
+    }
+    assert given["--model"] == given["--served-model-name"]

@@ -5,6 +5,7 @@ They are read as they are written, patches among them, so `kubectl` is not neede
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from offbeat.cli.main import app
+from offbeat.contracts.plan import Plan
 from offbeat.departure import EXIT_MARGIN_S
 from offbeat.serving import SHUTDOWN_GRACE_S
 from offbeat.settings import (
@@ -57,6 +61,7 @@ MODULES = {
 }
 VLLM_EXIT_S = 10
 """Beside an idle vLLM, for it to end after the generator."""
+PLANNED = re.compile(r"offbeat (plan .+?) says (\S+) GiB of a GPU and (\S+) GiB of the host")
 FLAGS_OF_THE_SIZE = {
     "--distributed-executor-backend",
     "--gpu-memory-utilization",
@@ -245,22 +250,22 @@ def test_a_generator_knows_the_rank_of_its_vllm() -> None:
 
 @pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
 def test_a_trainer_asks_for_what_the_plan_says(overlay: str) -> None:
-    path = ROOT / "overlays" / overlay / "trainer.yaml"
-    text = " ".join(line.strip(" #") for line in path.read_text().splitlines())
-    said = PLANNED.search(text)
+    """The plan is named in a comment beside the numbers, with what it says; it is made again."""
+    text = (ROOT / "overlays" / overlay / "trainer.yaml").read_text()
+    said = PLANNED.search(" ".join(line.strip(" #") for line in text.splitlines()))
     assert said is not None
-    command, gpu_gib, host_gib = shlex.split(said[1]), float(said[2]), float(said[3])
-    result = CliRunner().invoke(app, [*command, "--json"])
-    plan = Plan.model_validate_json(result.stdout)
-    first, *others = plan.ranks
-    (trainer,) = (each for _, each in own_containers_of(path))
-    gpus = int(trainer["resources"]["limits"]["nvidia.com/gpu"])
-    of_node = first.host_bytes + (gpus - 1) * (others[0].host_bytes if others else 0)
+    command, gpu_gib, host_gib = said.groups()
+    plan = Plan.model_validate_json(
+        CliRunner().invoke(app, [*shlex.split(command), "--json"]).stdout
+    )
+    (trainer,) = (c for pod in pods(list(yaml.safe_load_all(text))) for c in containers(pod))
+    asked = trainer["resources"]["requests"]
+    others = int(asked["nvidia.com/gpu"]) - 1
+    host_bytes = plan.ranks[0].host_bytes + others * plan.ranks[-1].host_bytes
     assert plan.verdict == "fits"
-    assert gib(plan.memory.total) == gpu_gib
-    assert gib(of_node) == host_gib
-    assert trainer["resources"]["limits"]["memory"] == trainer["resources"]["requests"]["memory"]
-    assert int(trainer["resources"]["requests"]["memory"].removesuffix("Gi")) > host_gib
+    assert f"{plan.memory.total / 2**30:.1f}" == gpu_gib
+    assert f"{host_bytes / 2**30:.1f}" == host_gib
+    assert int(asked["memory"].removesuffix("Gi")) > float(host_gib)
 
 
 def test_images_have_the_version_of_the_code() -> None:
