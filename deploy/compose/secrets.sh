@@ -13,6 +13,8 @@ secret() { # secret NAME VALUE
 }
 random() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
 
+# Of the Hugging Face hub; empty is none.
+secret hf_token ""
 secret offbeat_api_key "$(random)"
 secret offbeat_worker_token "$(random)"
 secret offbeat_s3_secret_access_key "$(random)"

@@ -10,11 +10,14 @@ from pydantic import BaseModel, ConfigDict
 
 from scripts.env_example import SETTINGS, compose_defaults, variables
 from services.generator.engines.vllm_checks import VERSION_TESTED
+from services.generator.engines.vllm_command import SERVER_ENVIRONMENT
 from tests.vllm_flags import OF_THE_PLACE, flags, needed
 
 OWN_IMAGES = ("offbeat-control:", "offbeat-generator:", "offbeat-trainer:")
 THREADS = "OMP_NUM_THREADS"
 SECRETS_DIR = "OFFBEAT_SECRETS_DIR"
+HUB_TOKEN = "hf_token"
+HUB_TOKEN_PATH = "HF_TOKEN_PATH"
 HEALTHY = "service_healthy"
 DONE = "service_completed_successfully"
 VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
@@ -60,7 +63,7 @@ def _known() -> set[str]:
 
 def test_every_setting_that_a_service_is_given_is_one(services: dict[str, Service]) -> None:
     given = {name for each in services.values() if each.is_own for name in each.environment}
-    assert given - _known() == {SECRETS_DIR, THREADS}
+    assert given - _known() == {SECRETS_DIR, THREADS, HUB_TOKEN_PATH}
 
 
 def test_every_secret_of_a_service_is_a_setting_and_in_no_environment(
@@ -68,9 +71,16 @@ def test_every_secret_of_a_service_is_a_setting_and_in_no_environment(
 ) -> None:
     for service in services.values():
         if service.is_own:
-            names = {name.upper() for name in service.secrets}
+            names = {name.upper() for name in service.secrets if name != HUB_TOKEN}
             assert names <= _known()
             assert names.isdisjoint(service.environment)
+
+
+def test_what_fetches_models_has_the_token_of_the_hub(services: dict[str, Service]) -> None:
+    having = {name for name, service in services.items() if HUB_TOKEN in service.secrets}
+    assert having == {"generator", "trainer", "vllm", "generator-vllm", "trainer-gpu"}
+    for name in having:
+        assert services[name].environment[HUB_TOKEN_PATH] == f"/run/secrets/{HUB_TOKEN}"
 
 
 def test_the_script_makes_every_secret() -> None:
@@ -167,3 +177,6 @@ def test_vllm_has_the_flags_that_a_generator_would_start_it_with(
         name: given[name] for name in given.keys() - OF_THE_PLACE - {"--gpu-memory-utilization"}
     }
     assert given["--model"] == given["--served-model-name"]
+    # It fetches the model itself.
+    told = services["vllm"].environment
+    assert SERVER_ENVIRONMENT.items() - told.items() == {("HF_HUB_OFFLINE", "1")}
