@@ -19,7 +19,6 @@ from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics
 from services.trainer.optimizer import next_state
 from services.trainer.policy import Policy
-from services.trainer.ranks import Ranks
 from services.trainer.sft_batch import example_batches
 from services.trainer.sft_gradient import sft_gradient, validation
 from services.trainer.state import TrainerState, starting_state
@@ -30,8 +29,6 @@ from tests.ranks import (
     Layout,
     alone,
     assert_same,
-    group_of_one,
-    memory_of,
     ragged_examples,
     running_ranks,
 )
@@ -275,15 +272,3 @@ def test_dropout_is_each_rank_s_own_and_the_same_each_time(ranked: Memory, model
     first, second = (grpo_gradient(policy, run, state) for _ in range(2))
     for name, gradient in first.gradients.items():
         assert torch.equal(gradient, second.gradients[name]), name
-
-
-def test_a_trainer_that_is_alone_offloads_without_torchrun(tmp_path: Path) -> None:
-    run = spec_of(write_tiny_model(tmp_path), train={"token_budget": 64, "beta": 0.1})
-    one = alone(run)
-    state = state_of(one)
-    with group_of_one():
-        policy = memory_of(Ranks(), offload=True).policy(run)
-        weights = policy._base.base_model.parameters()  # pyright: ignore[reportPrivateUsage]
-        assert any(isinstance(weight, DTensor) for weight in weights)
-        ours = grpo_gradient(policy, run, state)
-    assert_same(ours, grpo_gradient(one, run, state), 1e-6, 1e-4)
