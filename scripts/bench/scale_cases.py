@@ -22,7 +22,7 @@ from offbeat.contracts.run_spec import (
 REAL_STEP_S = 360.0
 """A step of each of many runs on a large model with long answers."""
 GROUPS_PER_STEP = 8
-"""The default of a run; with more generators than that, each group is a job."""
+"""The default of a run; with that many generators for each run, each group is a job."""
 GROUP_SIZE = 8
 BUSY = 0.8
 """Share of the time for which generators and trainers would compute if they never waited."""
@@ -65,8 +65,8 @@ class ScaleCase:
         return REAL_STEP_S / self.step_s
 
     @property
-    def generate_s(self) -> float:
-        """The length of a generate job."""
+    def group_s(self) -> float:
+        """How long a generator takes for a group."""
         return BUSY * self.generators * self.step_s / (self.runs * GROUPS_PER_STEP)
 
     @property

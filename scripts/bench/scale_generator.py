@@ -117,7 +117,7 @@ class Generator(Worker):
     async def _generate(self, lease: Lease, job: GenerateInput) -> GenerateOutput:
         run = self._followed(lease.run_id)
         policy = await run.newest(job.min_version)
-        generate_s = self.around.case.generate_s
+        generate_s = self.around.case.group_s * len(job.groups)
         await asyncio.sleep(generate_s)
         run.used_at = time.monotonic()
         key = keys.rollouts(lease.run_id, lease.job_id, lease.attempt)

@@ -44,13 +44,18 @@ def capacity_groups(
     return min(limit - running, within_staleness, still_needed)
 
 
-def job_sizes(capacity: int, *, groups_per_step: int, generators: int, idle: bool) -> list[int]:
+def job_sizes(
+    capacity: int, *, groups_per_step: int, generators: int, runs: int, idle: bool
+) -> list[int]:
     """Split the capacity into generate jobs of equal size.
 
-    A step's groups are spread evenly over the generators, so that they finish together. Less than a
-    whole job waits for more capacity, unless the run would stand still for it (`idle`).
+    A step's groups are spread evenly over the run's share of the generators, so that they finish
+    together. Where many runs share few, a job is a whole step: engines like large batches, and
+    fewer workers pull the run's versions. Less than a whole job waits for more capacity, unless the
+    run would stand still for it (`idle`).
     """
-    size = -(-groups_per_step // max(1, generators))
+    share = max(1, generators // max(1, runs))
+    size = -(-groups_per_step // share)
     whole, rest = divmod(max(0, capacity), size)
     return [size] * whole + ([rest] if rest and idle and not whole else [])
 

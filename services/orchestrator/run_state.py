@@ -73,6 +73,8 @@ class RunState:
     generation_failures: int = 0
     generators: int = 1
     """Generators in the run's pool that get jobs."""
+    generating_runs: int = 1
+    """Runs that share them, with this one."""
     trainers: int = 1
     runtime_s: float = 0.0
     """Since the run was started or taken up again."""

@@ -167,6 +167,7 @@ def _generate(run: RunState, version: int, *, waiting: int, idle: bool) -> list[
             capacity,
             groups_per_step=run.spec.rollout.groups_per_step,
             generators=run.generators,
+            runs=run.generating_runs,
             idle=idle and not run.generating and not run.training,
         )
     return [Generate(num_groups=size, min_version=version) for size in sizes]

@@ -9,7 +9,7 @@ before a message is sent, so it may be killed between any two lines.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from kombu.exceptions import OperationalError
@@ -34,7 +34,7 @@ from services.orchestrator.quotas import jobs_left
 from services.orchestrator.run_state import RunAction
 from services.orchestrator.runs import missing_role, next_commands
 from services.orchestrator.schema import JobRow, RunRow
-from services.orchestrator.state import alive_workers, load_state
+from services.orchestrator.state import Pools, alive_workers, load_pools, load_state
 from services.orchestrator.status import next_status
 from services.orchestrator.store import Store, add_event, lock_run
 
@@ -137,10 +137,10 @@ class Scheduler:
         with self._store.read() as session:
             active = select(RunRow.id).where(RunRow.status.in_(ACTIVE), *chosen)
             run_ids = session.scalars(active).all()
-            workers = alive_workers(session, now)
+            pools = load_pools(session, now)
         for run_id in run_ids:
             with self._store.write() as session:
-                advance(session, lock_run(session, run_id), workers, now)
+                advance(session, lock_run(session, run_id), pools, now)
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
@@ -254,13 +254,13 @@ class Scheduler:
                     requeue(session, job)
 
 
-def advance(session: Session, run: RunRow, workers: Mapping[Lane, int], now: float) -> None:
+def advance(session: Session, run: RunRow, pools: Pools, now: float) -> None:
     """Carry out what the run's state asks for."""
     if run.status is RunStatus.QUEUED:
         run.status = next_status(run.status, RunAction.START)
         run.started_at = run.active_since = now
         add_event(session, run.id, now, "run_started", "The run was started.")
-    state = load_state(session, run, workers, now)
+    state = load_state(session, run, pools, now)
     _report_missing(session, run, missing_role(state), now)
     for command in next_commands(state):
         carry_out(session, run, state.spec, command, now)

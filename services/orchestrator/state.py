@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
+from offbeat.contracts.runs import RunStatus
 from services.orchestrator.dispatch import Lane
 from services.orchestrator.groups import count_groups
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
@@ -14,12 +16,32 @@ from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
 
+RUNNING = RunRow.status == RunStatus.RUNNING
 WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
 
 
-def load_state(session: Session, run: RunRow, workers: Mapping[Lane, int], now: float) -> RunState:
-    """Everything that `next_commands` needs to know of a run, `workers` being those alive.
+@dataclass(frozen=True, kw_only=True)
+class Pools:
+    """What runs share."""
+
+    workers: Mapping[Lane, int]
+    """Those that get jobs, by role and pool."""
+    generating_runs: Mapping[str, int]
+    """Running runs that have generate jobs, by pool."""
+
+
+def load_pools(session: Session, now: float) -> Pools:
+    """What all runs share now."""
+    specs = map(parsed_spec, session.scalars(select(RunRow.spec).where(RUNNING)))
+    return Pools(
+        workers=alive_workers(session, now),
+        generating_runs=Counter(spec.pool for spec in specs if spec.kind == "grpo"),
+    )
+
+
+def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunState:
+    """Everything that `next_commands` needs to know of a run.
 
     A run of a million jobs costs no more than a young one: only what is open is read, unless the
     spec asks for more.
@@ -47,8 +69,9 @@ def load_state(session: Session, run: RunRow, workers: Mapping[Lane, int], now: 
         refilled=run.refilled,
         generation_failures=run.generation_failures,
         oldest_generating=_oldest_generating(session, run.id),
-        generators=workers.get((WorkerRole.GENERATOR, spec.pool), 0),
-        trainers=workers.get((WorkerRole.TRAINER, spec.pool), 0),
+        generators=pools.workers.get((WorkerRole.GENERATOR, spec.pool), 0),
+        generating_runs=pools.generating_runs.get(spec.pool, 0),
+        trainers=pools.workers.get((WorkerRole.TRAINER, spec.pool), 0),
         runtime_s=now - (run.active_since or now),
         worker_seconds=(
             _worked_s(session, run.id) if spec.limits.max_gpu_seconds is not None else 0.0

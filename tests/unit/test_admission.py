@@ -115,15 +115,22 @@ def test_a_synchronous_step_is_split_by_its_size_alone() -> None:
 
 
 def test_a_steps_groups_are_spread_over_the_generators() -> None:
-    assert job_sizes(16, groups_per_step=8, generators=1, idle=False) == [8, 8]
-    assert job_sizes(16, groups_per_step=8, generators=3, idle=False) == [3] * 5
-    assert job_sizes(0, groups_per_step=8, generators=1, idle=True) == []
-    assert job_sizes(-3, groups_per_step=8, generators=1, idle=True) == []
+    assert job_sizes(16, groups_per_step=8, generators=1, runs=1, idle=False) == [8, 8]
+    assert job_sizes(16, groups_per_step=8, generators=3, runs=1, idle=False) == [3] * 5
+    assert job_sizes(0, groups_per_step=8, generators=1, runs=1, idle=True) == []
+    assert job_sizes(-3, groups_per_step=8, generators=1, runs=1, idle=True) == []
+
+
+def test_runs_that_share_generators_do_not_each_spread_over_all() -> None:
+    assert job_sizes(16, groups_per_step=8, generators=8, runs=1, idle=False) == [1] * 16
+    assert job_sizes(16, groups_per_step=8, generators=8, runs=2, idle=False) == [2] * 8
+    assert job_sizes(16, groups_per_step=8, generators=8, runs=50, idle=False) == [8, 8]
+    assert job_sizes(16, groups_per_step=8, generators=0, runs=0, idle=False) == [8, 8]
 
 
 def test_less_than_a_job_waits_unless_the_run_would_stand_still() -> None:
-    assert job_sizes(3, groups_per_step=8, generators=1, idle=False) == []
-    assert job_sizes(3, groups_per_step=8, generators=1, idle=True) == [3]
+    assert job_sizes(3, groups_per_step=8, generators=1, runs=1, idle=False) == []
+    assert job_sizes(3, groups_per_step=8, generators=1, runs=1, idle=True) == [3]
 
 
 def test_every_prompt_comes_once_an_epoch_in_a_new_order() -> None:

@@ -55,8 +55,8 @@ def phase(seconds: float, cpu_s: dict[str, float], noted: Ledger, steps: int = 0
 
 
 def test_a_fleet_that_never_waits_does_the_work_in_the_time_that_is_planned() -> None:
-    """50 steps of 8 groups: 400 jobs on 100 generators, 4 each, busy for 0.8 of 36 s."""
-    assert 4 * CASE.generate_s == pytest.approx(0.8 * 36)
+    """50 steps of 8 groups: 400 groups on 100 generators, 4 each, busy for 0.8 of 36 s."""
+    assert 4 * CASE.group_s == pytest.approx(0.8 * 36)
     assert (CASE.trainers, CASE.work_s, CASE.pace) == (2, 36.0, 50.0)
     assert 50 / 2 * CASE.train_s == pytest.approx(0.8 * 36)
 
