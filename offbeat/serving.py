@@ -22,6 +22,7 @@ def serve(app: FastAPI, settings: ServerSettings, *, port: int, has_keys: bool) 
         app,
         host=host,
         port=port,
+        loop="uvloop",
         http=BoundedConnection,
         ws="none",
         limit_concurrency=connections_max(),

@@ -143,10 +143,10 @@ def forget(run_id: Id, proxy: Proxy) -> None:
     proxy.registry.forget(run_id)
 
 
-@versions.get("/{version}")
-def one_version(run_id: Id, version: Version, proxy: Proxy) -> PublishedVersion:
+@versions.get("/{version}", response_model=PublishedVersion)
+async def one_version(run_id: Id, version: Version, proxy: Proxy) -> Response:
     """One version."""
-    return proxy.published(run_id, version)
+    return _json(await proxy.published(run_id, version))
 
 
 @versions.get(
@@ -162,7 +162,7 @@ async def file_of_version(
     request: Request, run_id: Id, version: Version, name: str, proxy: Proxy
 ) -> Response:
     """The bytes of one file, whole or in ranges."""
-    published = await to_thread.run_sync(proxy.published, run_id, version)
+    published = await proxy.published(run_id, version)
     file, opened = await proxy.open_file(published.manifest, name)
     etag = f'"{file.sha256}"'
     if _is_known(request, etag):

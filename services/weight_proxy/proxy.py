@@ -85,9 +85,11 @@ class WeightProxy:
         await to_thread.run_sync(self.store.put, key, body, limiter=self.store_limiter)
         return winner, is_new
 
-    def published(self, run_id: str, version: int) -> PublishedVersion:
+    async def published(self, run_id: str, version: int) -> PublishedVersion:
         """One version. `NotFoundError` where it is not published."""
-        published = self.registry.get(run_id, version)
+        published = self.registry.remembered(run_id, version) or await to_thread.run_sync(
+            self.registry.get, run_id, version
+        )
         if published is None:
             raise NotFoundError(f"run {run_id!r} has no version {version}")
         return published

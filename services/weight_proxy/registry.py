@@ -1,16 +1,19 @@
 """The order of adapter versions: one table, in which the first insert of a version wins.
 
-A row never changes and stays as long as its run, so whatever was read once stays true; the bytes of
-its version may be gone before. The table can be refilled from the manifests in the object store.
+A row never changes and stays as long as its run, so whatever was read once stays true, and is
+remembered; the bytes of its version may be gone before. The table can be refilled from the
+manifests in the object store.
 """
 
 import re
+import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cachetools import TTLCache
 from pydantic import ValidationError
 from sqlalchemy import (
     Column,
@@ -48,6 +51,9 @@ BUSY_TIMEOUT_MS = 10_000
 """How long an SQLite writer waits for another; an insert takes milliseconds."""
 REBUILD_THREADS = 8
 """Manifests read from the store at a time."""
+REMEMBERED_MAX, REMEMBERED_S = 2048, 60.0
+"""Versions that need not be read again, some 4 KB each; and how long another replica may still tell
+of a run that was deleted here."""
 CREATE_LOCK_KEY = 0x0FFBEA8
 """Of the advisory lock under which the table is made."""
 MANIFEST_KEY = re.compile(r"runs/[^/]+/manifests/\d+\.json")
@@ -69,6 +75,10 @@ class Registry:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._remembered: TTLCache[tuple[str, int], PublishedVersion] = TTLCache(
+            REMEMBERED_MAX, REMEMBERED_S
+        )
+        self._lock = threading.Lock()
 
     @classmethod
     def connect(cls, url: str) -> "Registry":
@@ -111,19 +121,34 @@ class Registry:
             if winner is None:
                 raise NotFoundError("the run was deleted a moment ago") from None
             return winner
+        self._remember(candidate)
         return candidate
 
     def forget(self, run_id: str) -> None:
         """Remove the versions of a run that is deleted."""
         with self._connection() as connection:
             connection.execute(delete(VERSIONS).where(VERSIONS.c.run_id == run_id))
+        with self._lock:
+            for key in [key for key in self._remembered if key[0] == run_id]:
+                del self._remembered[key]
+
+    def remembered(self, run_id: str, version: int) -> PublishedVersion | None:
+        """One version as `get` finds it, if that takes no look at the table."""
+        with self._lock:
+            return self._remembered.get((run_id, version))
 
     def get(self, run_id: str, version: int) -> PublishedVersion | None:
         """One version, or None where it is not published."""
+        if known := self.remembered(run_id, version):
+            return known
         query = select(VERSIONS).where(VERSIONS.c.run_id == run_id, VERSIONS.c.version == version)
         with self._connection() as connection:
             row = connection.execute(query).first()
-        return _published(row) if row else None
+        if row is None:
+            return None
+        published = _published(row)
+        self._remember(published)
+        return published
 
     def latest(self, run_id: str) -> PublishedVersion | None:
         """The newest version of a run, or None before the first."""
@@ -177,6 +202,10 @@ class Registry:
             if rows:
                 connection.execute(insert(VERSIONS), rows)
         return len(rows)
+
+    def _remember(self, published: PublishedVersion) -> None:
+        with self._lock:
+            self._remembered[published.manifest.run_id, published.manifest.version] = published
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -118,6 +118,15 @@ def test_a_byte_of_a_header_now_and_then_does_not_help() -> None:
         assert trickle(connection, b"x") < SENDS_MAX
 
 
+def test_headers_without_end_are_refused() -> None:
+    with served() as url, connect(url) as connection:
+        connection.sendall(HEAD + b"x: " + b"y" * (2**16 - len(HEAD) - 2))
+        answer = read_all(connection).decode()
+        assert answer.startswith("HTTP/1.1 400 Bad Request")
+        assert answer.endswith("The headers are larger than 65536 bytes.")
+        check_answers(url)
+
+
 def test_a_body_that_does_not_come_gets_408_and_then_loses_the_connection() -> None:
     with served(timeout_s=0.3) as url, connect(url) as connection:
         connection.sendall(HEAD + b"content-length: 100\r\n\r\n[")
