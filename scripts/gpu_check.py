@@ -5,8 +5,9 @@
 A short GRPO run of SmolLM2-135M through all the real parts, vLLM and the trainer sharing the GPU.
 What was measured is printed and written to `<data-dir>/gpu-check.json`: how soon versions are in
 use, the trainer's tokens/s and its share of the GPU's peak (MFU), and the memory it took beside
-what `offbeat plan` says. Without the Python of a vLLM for GPUs, the transformers engine samples.
-Without a GPU, or with `--dry-run`, everything runs on the CPU, to see that the check itself works.
+what `offbeat plan` says. Without a vLLM's Python the transformers engine samples. Without a GPU, or
+with `--dry-run`, everything runs on the CPU, to see that the check itself works; the vLLM is one
+for CPUs then.
 """
 
 import argparse
@@ -248,9 +249,9 @@ def _trained(stack: Stack, client: OffbeatClient, spec: RunSpec) -> str:
 
 
 def settings_of(*, is_dry: bool) -> Mapping[str, str]:
-    """vLLM and the trainer share the card; a dry run keeps off it."""
+    """vLLM and the trainer share the card, or in a dry run, which keeps off it, main memory."""
     if is_dry:
-        return {"OFFBEAT_DEVICE": "cpu"}
+        return {"OFFBEAT_DEVICE": "cpu", "OFFBEAT_VLLM_ARGS": "--gpu-memory-utilization 0.2"}
     return {"OFFBEAT_VLLM_ARGS": "--gpu-memory-utilization 0.4"}
 
 
@@ -258,13 +259,13 @@ def main() -> int:
     """Check, print, write."""
     parser = argparse.ArgumentParser(description="Measure a short run on one GPU.")
     parser.add_argument("--data-dir", type=Path, default=Path(".offbeat"))
-    parser.add_argument("--vllm-python", type=Path, help="of a vLLM for GPUs")
+    parser.add_argument("--vllm-python", type=Path, help="of the environment with vLLM")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, very small")
     arguments = parser.parse_args()
     is_dry = arguments.dry_run or not torch.cuda.is_available()
     options = StackOptions(
         data_dir=arguments.data_dir / "gpu-check",
-        vllm_python=None if is_dry else arguments.vllm_python,
+        vllm_python=arguments.vllm_python,
         settings=settings_of(is_dry=is_dry),
     )
     interrupt_on_signals()

@@ -4,7 +4,7 @@ import pytest
 
 from offbeat.contracts.runs import MetricPoint, MetricSeries
 from scripts.bench.matmul import Layers
-from scripts.gpu_check import DRY_SIZE, Figures, card_of, figures, spec_of
+from scripts.gpu_check import DRY_SIZE, Figures, card_of, figures, settings_of, spec_of
 
 LAYERS = Layers(linears=((4, 8),), num_blocks=2, head=(10, 4))
 SERIES = {
@@ -70,3 +70,11 @@ def test_rates_leave_out_the_first_step_and_mfu_counts_what_a_step_multiplies() 
 def test_a_cpu_has_no_peak_and_no_plan() -> None:
     found = _found("cpu", "transformers")
     assert (found.mfu, found.planned_bytes) == (None, None)
+
+
+def test_vllm_leaves_memory_to_the_trainer_and_a_dry_run_the_card_to_others() -> None:
+    assert settings_of(is_dry=False) == {"OFFBEAT_VLLM_ARGS": "--gpu-memory-utilization 0.4"}
+    assert settings_of(is_dry=True) == {
+        "OFFBEAT_DEVICE": "cpu",
+        "OFFBEAT_VLLM_ARGS": "--gpu-memory-utilization 0.2",
+    }
