@@ -48,9 +48,11 @@ SWEEPS_SHARE = 0.05
 of time and for changes of the fleet."""
 SWEEP_MAX_S = 10.0
 """The longest that such a run waits, however many there are."""
-REST_S = (0.05, 0.1)
-"""After a round the scheduler rests as long as that took, within these bounds: requests get their
-turn, and what happens meanwhile is looked at together. What happens later is looked at at once."""
+REST_SHARE = 0.8
+REST_S = (0.05, 0.25)
+"""After a round the scheduler rests for this share of the time, within these bounds: requests get
+their turn, and what happens meanwhile is looked at together. What happens later is looked at at
+once."""
 SENT_AT_ONCE = 20
 """Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
@@ -160,9 +162,7 @@ class Scheduler:
             except NotFoundError as error:
                 self._sweep_at_s = 0.0
                 log.info("A run was deleted during a round.", error=error.detail)
-            shortest_s, longest_s = REST_S
-            took_s = time.monotonic() - began_s
-            self._stopping.wait(min(max(took_s, shortest_s), longest_s))
+            self._stopping.wait(rest_s(time.monotonic() - began_s))
             if self._leadership.wait(TICK_S):
                 self._sweep_at_s = 0.0
         self._leads = False
@@ -252,6 +252,12 @@ class Scheduler:
                 if _lane(job) in empty:
                     log.warning("A message was lost and is sent again.", run=job.run_id, job=job.id)
                     requeue(session, job)
+
+
+def rest_s(took_s: float) -> float:
+    """How long the scheduler rests after a round that took so long."""
+    shortest_s, longest_s = REST_S
+    return min(max(took_s * REST_SHARE / (1 - REST_SHARE), shortest_s), longest_s)
 
 
 def advance(session: Session, run: RunRow, pools: Pools, now: float) -> None:

@@ -1,21 +1,21 @@
 """What is known of a run, read from the database in the form that `runs.next_commands` takes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
 from offbeat.contracts.runs import RunStatus
 from services.orchestrator.dispatch import Lane
-from services.orchestrator.groups import count_groups
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
 from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
 
+OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)
 RUNNING = RunRow.status == RunStatus.RUNNING
 WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
@@ -52,7 +52,8 @@ def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunSt
             JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS)
         )
     ).all()
-    groups = count_groups(session, run.id, GroupStatus.GENERATING, GroupStatus.TRAINING)
+    groups = _open_groups(session, run.id)
+    num_groups = Counter(status for status, *_ in groups)
     return RunState(
         spec=spec,
         status=run.status,
@@ -60,12 +61,16 @@ def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunSt
         version=run.version,
         open_jobs=Counter(job.kind for job in open_jobs),
         evaluated=_evaluated_versions(session, run.id) if spec.eval_versions else frozenset(),
-        generating=groups.get(GroupStatus.GENERATING, 0),
-        training=groups.get(GroupStatus.TRAINING, 0),
+        generating=num_groups[GroupStatus.GENERATING],
+        training=num_groups[GroupStatus.TRAINING],
         computed_steps=sum(
             job.kind is JobKind.TRAIN and job.computed_at is not None for job in open_jobs
         ),
-        ready=_ready_groups(session, run.id),
+        ready=[
+            _ready_group(index, version, reward_std)
+            for status, index, version, reward_std in groups
+            if status is GroupStatus.READY
+        ],
         refilled=run.refilled,
         generation_failures=run.generation_failures,
         oldest_generating=_oldest_generating(session, run.id),
@@ -129,13 +134,16 @@ def _worked_s(session: Session, run_id: str) -> float:
     return session.scalar(query) or 0.0
 
 
-def _ready_groups(session: Session, run_id: str) -> list[Group]:
-    rows = session.execute(
-        select(GroupRow.index, GroupRow.policy_version, GroupRow.reward_std)
-        .where(GroupRow.run_id == run_id, GroupRow.status == GroupStatus.READY)
+def _open_groups(
+    session: Session, run_id: str
+) -> Sequence[Row[GroupStatus, int, int | None, float | None]]:
+    """The groups that have not met their fate, in order of their index."""
+    columns = GroupRow.status, GroupRow.index, GroupRow.policy_version, GroupRow.reward_std
+    return session.execute(
+        select(*columns)
+        .where(GroupRow.run_id == run_id, GroupRow.status.in_(OPEN_GROUPS))
         .order_by(GroupRow.index)
-    )
-    return [_ready_group(*row) for row in rows]
+    ).all()
 
 
 def _ready_group(index: int, policy_version: int | None, reward_std: float | None) -> Group:
