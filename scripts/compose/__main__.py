@@ -3,8 +3,8 @@
     python -m scripts.compose [--data-dir .offbeat] [--pull] [--keep]
 
 builds the images, starts `docker-compose.yml`, has `scripts/smoke.py` train on it, kills a
-container of each service on the way, adds generators, checks what came of it, backs everything up,
-throws it away, restores it, and removes what it started. Needs a Docker engine, or root to start
+container of each service on the way, adds generators, checks what came of it, trains all weights of
+a model, backs everything up, throws it away, restores it, and removes what it started. Needs a Docker engine, or root to start
 its own.
 """
 
@@ -18,7 +18,7 @@ from scripts.compose.engine import running_engine
 from scripts.compose.images import build_images
 from scripts.compose.restoring import check_restored
 from scripts.compose.stack import ComposeStack, compose_environment
-from scripts.compose.training import trained_while_parts_die
+from scripts.compose.training import all_weights_trained, trained_while_parts_die
 from scripts.parts import free_port
 from scripts.processes import StackError, interrupt_on_signals, locked
 
@@ -77,6 +77,8 @@ def _check(stack: ComposeStack, folder: Path) -> None:
     check_contained(stack)
     run_id = trained_while_parts_die(stack, generators=GENERATORS)
     check_restarts(stack)
+    print("training all weights …", flush=True)
+    all_weights_trained(stack)
     check_restored(stack, run_id, folder / "backup")
 
 

@@ -1,11 +1,15 @@
-"""A run on the stack, while a container of each service is killed."""
+"""Runs on the stack: one while a container of each service is killed, one of all weights."""
 
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from offbeat.contracts.jobs import WorkerRole
-from offbeat.contracts.runs import RunView
+from offbeat.contracts.run_spec import RunSpec
+from offbeat.contracts.runs import RunStatus, RunView
 from offbeat.errors import OffbeatError
+from offbeat.specs import load_spec
 from scripts.compose.commands import ComposeTestError
 from scripts.compose.stack import ComposeStack
 from scripts.compose.waiting import wait_until
@@ -16,6 +20,8 @@ STEPS = 16
 STEP_TIMEOUT_S = 600.0
 """Until a step follows the death of a container: a lease that runs out, a model that loads."""
 WORKERS_TIMEOUT_S = 180.0
+FULL_EXAMPLE = Path("examples/sft_full.toml")
+FULL_TIMEOUT_S = 900.0
 
 
 def trained_while_parts_die(stack: ComposeStack, *, generators: int) -> str:
@@ -46,6 +52,28 @@ def trained_while_parts_die(stack: ComposeStack, *, generators: int) -> str:
     finally:
         end([smoke])
     return _run(stack).id
+
+
+def short_and_large(spec: RunSpec) -> RunSpec:
+    """Two steps, each with a validation and a state, beside which a trainer needs most memory."""
+    train = spec.train.model_copy(update={"steps": 2, "checkpoint_every": 1})
+    evaluation = spec.eval.model_copy(update={"every_steps": 1})
+    return spec.model_copy(update={"name": "full", "train": train, "eval": evaluation})
+
+
+def all_weights_trained(stack: ComposeStack) -> None:
+    """Raises `ComposeTestError` unless such a run succeeds and its model can be fetched."""
+    with stack.client() as client, TemporaryDirectory() as folder:
+        run_id = client.submit(short_and_large(load_spec(FULL_EXAMPLE))).id
+        wait_until(
+            lambda: client.run(run_id).status.is_final,
+            FULL_TIMEOUT_S,
+            lambda: f"{run_id} is at step {client.run(run_id).progress.step}",
+        )
+        run = client.run(run_id)
+        if run.status != RunStatus.SUCCEEDED:
+            raise ComposeTestError(f"{run_id} has {run.status}: {run.status_reason}")
+        client.download_model(run_id, folder)
 
 
 def _run(stack: ComposeStack) -> RunView:
