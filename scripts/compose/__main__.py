@@ -3,9 +3,9 @@
     python -m scripts.compose [--data-dir .offbeat] [--pull] [--keep]
 
 builds the images, starts `docker-compose.yml`, has `scripts/smoke.py` train on it, kills a
-container of each service on the way, adds generators, checks what came of it, trains all weights of
-a model, backs everything up, throws it away, restores it, and removes what it started. Needs a Docker engine, or root to start
-its own.
+container of each service on the way, adds generators, checks what came of it, trains all weights
+of a model, backs everything up, throws it away, restores it, and removes what it started. Needs a
+Docker engine, or root to start its own.
 """
 
 import argparse
