@@ -43,6 +43,7 @@ REPORT = Route(service="orchestrator", method="PUT", path="/internal/workers/{wo
 EVENT = Route(service="orchestrator", method="POST", path="/internal/runs/{run}/events")
 SUBMIT = Route(service="orchestrator", method="POST", path="/v1/runs")
 RUN = Route(service="orchestrator", method="GET", path="/v1/runs/{run}")
+DIAGNOSIS = Route(service="orchestrator", method="GET", path="/v1/runs/{run}/diagnosis")
 PUBLISH = Route(service="weight_proxy", method="PUT", path="/v1/runs/{run}/weights/{version}")
 VERSION = Route(service="weight_proxy", method="GET", path="/v1/runs/{run}/weights/{version}")
 NEWER = Route(service="weight_proxy", method="GET", path="/v1/runs/{run}/weights/latest")

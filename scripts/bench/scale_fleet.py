@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from offbeat.contracts.runs import RunStatus
 from offbeat.objects import S3ObjectStore
-from scripts.bench.scale_calls import PUBLISH, RUN, SUBMIT, Caller, Ledger, Service
+from scripts.bench.scale_calls import DIAGNOSIS, PUBLISH, RUN, SUBMIT, Caller, Ledger, Service
 from scripts.bench.scale_cases import ScaleCase, scale_spec
 from scripts.bench.scale_generator import Generator
 from scripts.bench.scale_meter import Meter, Reading, Sizes
@@ -125,9 +125,16 @@ class Fleet:
                 sizes.append(await asyncio.to_thread(self._meter.sizes, self._steps()))
             if time.monotonic() > deadline:
                 _say(" - cut off")
+                await self._say_why(runs)
                 return False
         _say(f" after {time.monotonic() - began_s:.0f} s")
         return True
+
+    async def _say_why(self, runs: list[str]) -> None:
+        for run in runs:
+            if not await self._have_succeeded([run]):
+                answer = await self._client.call(DIAGNOSIS, run=run)
+                _say(f"    {run}: {answer.content.decode()}")
 
     async def _have_succeeded(self, runs: list[str]) -> bool:
         for run in runs:

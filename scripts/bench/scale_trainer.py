@@ -15,6 +15,7 @@ from offbeat.contracts.weights import (
     ADAPTER_WEIGHTS,
     Canary,
     Manifest,
+    PublishedVersion,
     VersionFile,
 )
 from scripts.bench.scale_calls import NEWER, PUBLISH, VERSION
@@ -81,8 +82,13 @@ class Trainer(Worker):
         if version:
             # It makes sure that the parent is there.
             await self.caller.call(VERSION, run=lease.run_id, version=version - 1)
-        await self.caller.call(PUBLISH, manifest, run=lease.run_id, version=version)
-        return manifest
+        while True:
+            answer = await self.caller.call(PUBLISH, manifest, run=lease.run_id, version=version)
+            if answer.status == HTTPStatus.CONFLICT:
+                answer = await self.caller.call(VERSION, run=lease.run_id, version=version)
+            if answer.status < HTTPStatus.BAD_REQUEST:
+                return PublishedVersion.model_validate_json(answer.content).manifest
+            await asyncio.sleep(PARENT_WAIT_S)
 
 
 def version_files() -> dict[str, bytes]:
