@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from offbeat.errors import OffbeatError
 from scripts.compose.checks import check_contained, check_restarts, check_without_torch
 from scripts.compose.commands import Commands, ComposeTestError
 from scripts.compose.engine import running_engine
@@ -35,7 +36,7 @@ def main() -> int:
     interrupt_on_signals()
     try:
         run(options.data_dir.resolve() / "compose", pulled=options.pull, keep=options.keep)
-    except (ComposeTestError, StackError) as error:
+    except (ComposeTestError, OffbeatError, StackError) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -46,7 +47,7 @@ def main() -> int:
 
 
 def run(folder: Path, *, pulled: bool, keep: bool) -> None:
-    """Raises `ComposeTestError` for whatever does not work."""
+    """Raises `ComposeTestError`, or what a client raises, for whatever does not work."""
     port = free_port()
     with locked(folder), running_engine(folder) as engine:
         commands = Commands(
@@ -60,7 +61,7 @@ def run(folder: Path, *, pulled: bool, keep: bool) -> None:
         stack.down()
         try:
             _check(stack, folder)
-        except ComposeTestError:
+        except (ComposeTestError, OffbeatError):
             (folder / "containers.log").write_text(stack.logs())
             print(f"the containers' last lines are in {folder / 'containers.log'}")
             raise

@@ -56,7 +56,8 @@ def trained_while_parts_die(stack: ComposeStack, *, generators: int) -> str:
 
 def short_and_large(spec: RunSpec) -> RunSpec:
     """Two steps, each with a validation and a state, beside which a trainer needs most memory."""
-    train = spec.train.model_copy(update={"steps": 2, "checkpoint_every": 1})
+    steps = {"steps": 2, "warmup_steps": 0, "checkpoint_every": 1}
+    train = spec.train.model_copy(update=steps)
     evaluation = spec.eval.model_copy(update={"every_steps": 1})
     return spec.model_copy(update={"name": "full", "train": train, "eval": evaluation})
 
