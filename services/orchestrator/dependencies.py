@@ -11,18 +11,22 @@ from pydantic import SecretStr
 
 from offbeat.chat_channel import ChatListener
 from offbeat.contracts.connection import Connection
+from offbeat.contracts.leases import HeartbeatReply
 from offbeat.errors import ForbiddenError, UnauthorizedError
 from offbeat.objects import S3ObjectStore
 from offbeat.strict_routes import StrictRoute
 from offbeat.web import address_of, bearer, is_token, require_token
 from services.orchestrator.access import ADMIN, Caller, check_run, find_caller
+from services.orchestrator.batches import Batches
 from services.orchestrator.broker import Broker
 from services.orchestrator.collector import Collector
+from services.orchestrator.heartbeats import Heartbeat
 from services.orchestrator.live_streams import LiveStreams
 from services.orchestrator.rates import RateLimiter
-from services.orchestrator.reports import Reports
+from services.orchestrator.reports import Report
 from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.store import Store
+from services.orchestrator.worker_events import PostedEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,11 @@ class Services:
     lease_s: float
     heartbeat_interval_s: float
     streams: LiveStreams = field(default_factory=LiveStreams)
-    reports: Reports = field(default_factory=Reports)
+    reports: Batches[Report, bool] = field(default_factory=Batches[Report, bool])
+    heartbeats: Batches[Heartbeat, HeartbeatReply] = field(
+        default_factory=Batches[Heartbeat, HeartbeatReply]
+    )
+    events: Batches[PostedEvent, None] = field(default_factory=Batches[PostedEvent, None])
 
 
 async def services_of(request: Request) -> Services:

@@ -17,18 +17,15 @@ from offbeat.contracts.leases import (
     WorkerEvent,
     WorkerReport,
 )
-from offbeat.contracts.runs import EventLevel
 from offbeat.errors import ForbiddenError, HeldBackError
 from services.orchestrator import leases
 from services.orchestrator.dependencies import ServicesDep, WorkerRoute
-from services.orchestrator.fleet import SERVE, note
+from services.orchestrator.heartbeats import Heartbeat, write_heartbeats
+from services.orchestrator.reports import Report, write_reports
 from services.orchestrator.schema import WorkerRow
-from services.orchestrator.store import add_event, lock_run
+from services.orchestrator.worker_events import PostedEvent, write_worker_events
 
 router = APIRouter(prefix="/internal", route_class=WorkerRoute, include_in_schema=False)
-
-WARNING_EVENTS = frozenset({"canary_failed", "reward_failed", "samples_lost"})
-SERVE_OUTCOMES = {"version_served": True, "canary_failed": False}
 
 
 @router.get("/connection")
@@ -62,14 +59,17 @@ def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
 
 
 @router.post("/jobs/{job_id}/heartbeat")
-def heartbeat(services: ServicesDep, job_id: str, request: HeartbeatRequest) -> HeartbeatReply:
+async def heartbeat(
+    services: ServicesDep, job_id: str, request: HeartbeatRequest
+) -> HeartbeatReply:
     """Keep a lease; 409 means that it is lost."""
-    with services.store.write() as session:
-        reply = leases.heartbeat(
-            session, job_id, request, now=services.clock(), lease_s=services.lease_s
-        )
+    now = services.clock()
+    reply = await services.heartbeats.add(
+        Heartbeat(job_id=job_id, body=request),
+        lambda batch: write_heartbeats(services.store, batch, now=now, lease_s=services.lease_s),
+    )
     if request.computed:
-        services.scheduler.wake(job_id)
+        await run_sync(services.scheduler.wake, job_id)
     return reply
 
 
@@ -108,26 +108,19 @@ def leave(services: ServicesDep, worker_id: Name) -> None:
 async def report(services: ServicesDep, worker_id: Name, request: WorkerReport) -> None:
     """Say that a worker lives."""
     now = services.clock()
-    if await services.reports.save(services.store, worker_id, request, now):
+    is_new = await services.reports.add(
+        Report(worker_id=worker_id, body=request),
+        lambda batch: write_reports(services.store, batch, now),
+    )
+    if is_new:
         await run_sync(services.scheduler.wake)
 
 
 @router.post("/runs/{run_id}/events", status_code=204)
-def event(services: ServicesDep, run_id: str, request: WorkerEvent) -> None:
+async def event(services: ServicesDep, run_id: str, request: WorkerEvent) -> None:
     """Add what a worker saw to the run's log."""
-    level = EventLevel.WARNING if request.kind in WARNING_EVENTS else EventLevel.INFO
     now = services.clock()
-    with services.store.write() as session:
-        run = lock_run(session, run_id)
-        add_event(
-            session,
-            run_id,
-            now,
-            request.kind,
-            request.message,
-            level=level,
-            data={"worker_id": request.worker_id, **request.data},
-        )
-        if request.kind in SERVE_OUTCOMES:
-            version, ok = f"v{request.data['version']}", SERVE_OUTCOMES[request.kind]
-            note(session, run, request.worker_id, SERVE, version, ok=ok, now=now)
+    await services.events.add(
+        PostedEvent(run_id=run_id, body=request),
+        lambda batch: write_worker_events(services.store, batch, now),
+    )

@@ -14,8 +14,6 @@ from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.contracts.leases import (
     CompleteRequest,
     FailRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
     Lease,
     LeaseRequest,
     ReleaseRequest,
@@ -81,20 +79,8 @@ def lease(
         input=INPUT.validate_json(job.input),
         expires_at=datetime.fromtimestamp(expires_at, UTC),
         heartbeat_interval_s=heartbeat_interval_s,
-        waiting_rollouts=_waiting_rollouts(session, job),
+        waiting_rollouts=waiting_rollouts(session, job),
     )
-
-
-def heartbeat(
-    session: Session, job_id: str, request: HeartbeatRequest, *, now: float, lease_s: float
-) -> HeartbeatReply:
-    """Extend the lease of its holder."""
-    _, job = _lock_job(session, job_id)
-    _check_holder(job, request.attempt, request.worker_id)
-    job.lease_expires_at = now + lease_s
-    if request.computed and job.computed_at is None:
-        job.computed_at = now
-    return HeartbeatReply(waiting_rollouts=_waiting_rollouts(session, job))
 
 
 def complete(session: Session, job_id: str, request: CompleteRequest, *, now: float) -> None:
@@ -186,8 +172,8 @@ def end_attempt(
     _after_loss(session, run, job, reason, now)
 
 
-def _waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:
-    """What a trainer may fetch beside its step."""
+def waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:
+    """What the job's trainer may fetch beside its step."""
     if job.kind is not JobKind.TRAIN:
         return ()
     ready = session.scalars(
@@ -209,13 +195,20 @@ def _lock_job(session: Session, job_id: str) -> tuple[RunRow, JobRow]:
     return run, job
 
 
-def _check_holder(job: JobRow, attempt: int, worker_id: str) -> None:
+def holder_problem(job: JobRow, attempt: int, worker_id: str) -> LeaseLostError | None:
+    """Why the worker's attempt does not hold the job, where it does not."""
     held = job.status is JobStatus.LEASED
-    if not held or job.attempt != attempt or job.worker_id != worker_id:
-        raise LeaseLostError(
-            f"attempt {attempt} of job {job.id} is not held by {worker_id}: the job is "
-            f"{job.status}, at attempt {job.attempt}"
-        )
+    if held and job.attempt == attempt and job.worker_id == worker_id:
+        return None
+    return LeaseLostError(
+        f"attempt {attempt} of job {job.id} is not held by {worker_id}: the job is "
+        f"{job.status}, at attempt {job.attempt}"
+    )
+
+
+def _check_holder(job: JobRow, attempt: int, worker_id: str) -> None:
+    if problem := holder_problem(job, attempt, worker_id):
+        raise problem
 
 
 def _after_loss(session: Session, run: RunRow, job: JobRow, reason: str, now: float) -> None:

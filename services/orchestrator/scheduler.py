@@ -189,7 +189,8 @@ class Scheduler:
         for job_id, run_id in expired:
             with self._store.write() as session:
                 run = lock_run(session, run_id)
-                job = session.scalar(select(JobRow).where(JobRow.id == job_id))
+                # Heartbeats extend a lease without a lock on its run.
+                job = session.scalar(select(JobRow).where(JobRow.id == job_id).with_for_update())
                 if (
                     job is None
                     or job.status is not JobStatus.LEASED

@@ -2,7 +2,7 @@
 
 Every change of a run happens in one transaction that first locks the run: `BEGIN IMMEDIATE` on
 SQLite, a row lock on PostgreSQL. So a lease, a completion and the scheduler never see half of one
-another.
+another. Heartbeats, which only move the end of a lease, lock its job alone.
 """
 
 import json

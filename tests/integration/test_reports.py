@@ -10,8 +10,9 @@ from sqlalchemy.exc import OperationalError
 
 from offbeat.contracts.jobs import WorkerRole
 from offbeat.contracts.leases import WorkerReport
+from services.orchestrator.batches import Batches
 from services.orchestrator.migrate import migrate
-from services.orchestrator.reports import Reports
+from services.orchestrator.reports import Report, write_reports
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import Store
 
@@ -37,6 +38,13 @@ def report(engine: str = "e") -> WorkerReport:
     )
 
 
+async def save(
+    reports: Batches[Report, bool], store: Store, worker_id: str, body: WorkerReport, now: float
+) -> bool:
+    one = Report(worker_id=worker_id, body=body)
+    return await reports.add(one, lambda batch: write_reports(store, batch, now))
+
+
 def seen(store: Store) -> dict[str, float]:
     with store.read() as session:
         return dict(session.execute(select(WorkerRow.id, WorkerRow.last_seen_at)).all())
@@ -47,8 +55,8 @@ def test_a_fleet_that_reports_at_once_takes_few_transactions(store: Store) -> No
     event.listen(store.engine, "commit", lambda _: commits.append(None))
 
     async def all_report(now: float) -> list[bool]:
-        reports = Reports()
-        saves = (reports.save(store, f"w{n}", report(), now) for n in range(WORKERS))
+        reports = Batches[Report, bool]()
+        saves = (save(reports, store, f"w{n}", report(), now) for n in range(WORKERS))
         return await asyncio.gather(*saves)
 
     assert all(asyncio.run(all_report(NOW)))
@@ -60,9 +68,9 @@ def test_a_fleet_that_reports_at_once_takes_few_transactions(store: Store) -> No
 
 def test_a_worker_that_reports_twice_while_one_waits_is_written_as_it_is_now(store: Store) -> None:
     async def twice() -> None:
-        reports = Reports()
+        reports = Batches[Report, bool]()
         await asyncio.gather(
-            *(reports.save(store, "w", report(engine), NOW) for engine in ("old", "new"))
+            *(save(reports, store, "w", report(engine), NOW) for engine in ("old", "new"))
         )
 
     asyncio.run(twice())
@@ -77,11 +85,11 @@ def test_all_who_share_a_transaction_hear_that_it_failed_and_the_next_one_works(
     broken = Store.connect(f"sqlite:///{tmp_path}/empty.db")
 
     async def report_twice() -> list[bool | BaseException]:
-        reports = Reports()
-        saves = [reports.save(broken, f"w{n}", report(), NOW) for n in range(2)]
+        reports = Batches[Report, bool]()
+        saves = [save(reports, broken, f"w{n}", report(), NOW) for n in range(2)]
         failed = await asyncio.gather(*saves, return_exceptions=True)
         migrate(broken.engine)
-        return [*failed, await reports.save(broken, "w0", report(), NOW)]
+        return [*failed, await save(reports, broken, "w0", report(), NOW)]
 
     *failed, works = asyncio.run(report_twice())
     assert [type(error) for error in failed] == [OperationalError] * 2

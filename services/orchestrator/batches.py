@@ -1,0 +1,49 @@
+"""Requests of a whole fleet, written down together.
+
+What comes while a transaction is under way waits for the next one, which takes all that wait. So
+what a few workers say is written at once, and what a thousand say costs a few transactions a second
+and no thread each.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from anyio.to_thread import run_sync
+
+from offbeat.errors import OffbeatError
+
+T = TypeVar("T")
+R = TypeVar("R")
+Write = Callable[[Sequence[T]], Sequence[R | OffbeatError]]
+"""Takes what waits, in the order in which it came, in one transaction; an answer or an error to
+each."""
+
+
+class Batches(Generic[T, R]):
+    """What of one kind is not written yet. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[T] = []
+        self._next: asyncio.Task[Sequence[R | OffbeatError]] | None = None
+        """Writes what waits, once the transaction before has ended."""
+        self._writing = asyncio.Lock()
+
+    async def add(self, item: T, write: Write[T, R]) -> R:
+        """Return when the item is written: the answer to it. Raises the error to it, or what its
+        transaction raises."""
+        place = len(self._waiting)
+        self._waiting.append(item)
+        if self._next is None:
+            self._next = asyncio.create_task(self._write(write))
+        # Whoever hangs up must not take the transaction from the others.
+        answers = await asyncio.shield(self._next)
+        answer = answers[place]
+        if isinstance(answer, OffbeatError):
+            raise answer
+        return answer
+
+    async def _write(self, write: Write[T, R]) -> Sequence[R | OffbeatError]:
+        async with self._writing:
+            batch, self._waiting, self._next = self._waiting, [], None
+            return await run_sync(write, batch)
