@@ -37,13 +37,15 @@ def store(database_url: str) -> Iterator[Store]:
 
 
 def served(worker_id: str) -> WorkerEvent:
-    data = {"version": 3}
-    return WorkerEvent(kind="version_served", worker_id=worker_id, message=worker_id, data=data)
+    return WorkerEvent(
+        kind="version_served", worker_id=worker_id, message=worker_id, data={"version": 3}
+    )
 
 
 def refused(worker_id: str) -> WorkerEvent:
-    data = {"version": 3}
-    return WorkerEvent(kind="canary_failed", worker_id=worker_id, message=worker_id, data=data)
+    return WorkerEvent(
+        kind="canary_failed", worker_id=worker_id, message=worker_id, data={"version": 3}
+    )
 
 
 def log_of(store: Store, run_id: str) -> list[tuple[EventLevel, str, str]]:
