@@ -10,6 +10,9 @@ from offbeat.web import bind_host
 
 log = structlog.get_logger(__name__)
 
+KEEP_ALIVE_S = 30
+"""An unused connection stays longer than workers pause between two requests (5 s), so that a service
+does not close it at the moment in which they use it again."""
 SHUTDOWN_GRACE_S = 5
 """Event streams and long-polls never end by themselves, so they are cut after this long."""
 
@@ -32,5 +35,6 @@ def serve(app: FastAPI, settings: ServerSettings, *, port: int, has_keys: bool) 
         forwarded_allow_ips=settings.forwarded_allow_ips,
         log_config=None,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )

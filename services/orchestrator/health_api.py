@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
 from fastapi import APIRouter, Response
 from kombu.exceptions import OperationalError
@@ -9,9 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from offbeat.contracts.jobs import JobStatus, WorkerRole
+from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
+from offbeat.contracts.runs import RunStatus
 from offbeat.errors import UnavailableError
 from services.orchestrator.dependencies import Services, ServicesDep
 from services.orchestrator.dispatch import Lane
@@ -70,28 +73,29 @@ class SqlCollector(Collector):
             labels=["role", "pool"],
         )
         with self._services.store.read() as session:
-            for status, count in session.execute(
-                select(RunRow.status, func.count()).group_by(RunRow.status)
-            ):
-                runs.add_metric([status], count)
-            for kind, status, count in session.execute(
-                select(JobRow.kind, JobRow.status, func.count()).group_by(
-                    JobRow.kind, JobRow.status
-                )
-            ):
-                jobs.add_metric([kind, status], count)
-            for status, count in session.execute(
-                select(GroupRow.status, func.count()).group_by(GroupRow.status)
-            ):
-                groups.add_metric([status], count)
+            # What there is none of says so: an alert on the first failure needs the 0 before it.
+            of_runs = dict.fromkeys(product(RunStatus), 0) | _counts(session, RunRow.status)
+            of_jobs = dict.fromkeys(product(JobKind, JobStatus), 0) | _counts(
+                session, JobRow.kind, JobRow.status
+            )
+            of_groups = _counts(session, GroupRow.status)
             alive = alive_workers(session, self._services.clock())
             open_jobs = _open_jobs(session)
+        for family, counts in ((runs, of_runs), (jobs, of_jobs), (groups, of_groups)):
+            for labels, count in counts.items():
+                family.add_metric(labels, count)
         # A lane without work says so: whoever scales workers would take no answer for a fault.
         default_lanes = {(role, DEFAULT_POOL) for role in WorkerRole}
         for role, pool in sorted(alive.keys() | open_jobs.keys() | default_lanes):
             workers.add_metric([role, pool], alive.get((role, pool), 0))
             work.add_metric([role, pool], open_jobs[role, pool])
         yield from (runs, jobs, groups, workers, work)
+
+
+def _counts(session: Session, *columns: InstrumentedAttribute[Any]) -> dict[tuple[str, ...], int]:
+    """How many rows have each of the values that occur in the columns."""
+    rows = session.execute(select(*columns, func.count()).group_by(*columns))
+    return {tuple(values): count for *values, count in rows}
 
 
 def _open_jobs(session: Session) -> Counter[Lane]:

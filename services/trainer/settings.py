@@ -18,7 +18,6 @@ class TrainerSettings(WorkerSettings):
     multiple of that, where one machine cannot hold it; between machines the parts of the model then
     cross the network in every micro-batch."""
     cpu_offload: bool = False
-    """Keep the base model in host memory and bring a block at a time to the GPU. Under torchrun
-    only."""
+    """Keep the base model in host memory and bring a block at a time to the GPU."""
     rank_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """How long a rank waits for the others within a computation before it takes them for dead."""

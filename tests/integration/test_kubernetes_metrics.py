@@ -100,6 +100,15 @@ def test_every_alert_is_explained() -> None:
     assert [alert["alert"] for alert in alerts() if f"`{alert['alert']}`" not in text] == []
 
 
+def test_what_alerts_count_is_0_before_the_first_failure(
+    tmp_path: Path, valkey_url: str, store: S3ObjectStore
+) -> None:
+    with running_orchestrator(tmp_path, valkey_url, store) as orchestrator:
+        lines = httpx.get(f"{orchestrator.url}/metrics").text.splitlines()
+    assert 'offbeat_runs{status="failed"} 0.0' in lines
+    assert 'offbeat_jobs{kind="train",status="dead"} 0.0' in lines
+
+
 def test_a_lane_says_how_many_jobs_it_has_and_an_empty_one_says_none(
     tmp_path: Path, valkey_url: str, store: S3ObjectStore
 ) -> None:
