@@ -35,6 +35,10 @@ from offbeat.errors import (
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
+CONNECTIONS_MAX, CONNECTIONS_KEPT_MAX = 100, 20
+"""As httpx has them."""
+UNUSED_MAX_S = 15.0
+"""Of a connection: longer than a worker pauses, and half as long as a service keeps it."""
 RETRY_WAIT_MAX_S = 5.0
 DETAIL_CHARS_MAX = 2000
 _KEY = re.compile(r"[!-~]+")
@@ -90,6 +94,11 @@ class ServiceClient:
             base_url=base_url,
             headers=headers,
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(
+                max_connections=CONNECTIONS_MAX,
+                max_keepalive_connections=CONNECTIONS_KEPT_MAX,
+                keepalive_expiry=UNUSED_MAX_S,
+            ),
             verify=_trust(ca_file),
             transport=transport,
         )

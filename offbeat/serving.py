@@ -11,8 +11,8 @@ from offbeat.web import bind_host
 log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 30
-"""An unused connection stays longer than workers pause between two requests (5 s), so that a service
-does not close it at the moment in which they use it again."""
+"""An unused connection stays longer than workers keep theirs, so that a service does not close it
+at the moment in which it is used again."""
 SHUTDOWN_GRACE_S = 5
 """Event streams and long-polls never end by themselves, so they are cut after this long."""
 
