@@ -61,6 +61,8 @@ class Ledger:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     refused: Counter[str] = field(default_factory=Counter)
     retried: Counter[str] = field(default_factory=Counter)
+    step_waits_s: list[float] = field(default_factory=list[float])
+    """How long each training step waited for answers; what runs beside a step is not in it."""
 
     def calls(self, route: Route) -> int:
         """Calls that were answered so far."""
@@ -68,8 +70,10 @@ class Ledger:
 
     def take(self) -> "Ledger":
         """What was called so far; it begins anew."""
-        taken = Ledger(dict(self.seconds), Counter(self.refused), Counter(self.retried))
-        for part in (self.seconds, self.refused, self.retried):
+        taken = Ledger(
+            dict(self.seconds), Counter(self.refused), Counter(self.retried), [*self.step_waits_s]
+        )
+        for part in (self.seconds, self.refused, self.retried, self.step_waits_s):
             part.clear()
         return taken
 

@@ -39,6 +39,10 @@ class CaseFigures(TypedDict):
     leases_per_s: float
     completions_per_s: float
     requests_per_s: float
+    step_waits_p50_ms: float
+    """For answers of the services, where nothing hides it: the lease, whether the version and its
+    parent are there, the heartbeat that lets the next step begin."""
+    step_waits_p99_ms: float
     cpu_ms_per_step: dict[str, float]
     """Of each process, idle costs included, and of the control plane as a whole."""
     cpu_ms_per_step_above_idle: float
@@ -63,6 +67,7 @@ def case_figures(measured: Measured) -> CaseFigures:
     busy = cores_busy(work)
     per_step = per_step_ms(work)
     idle_ms = sum(idle_ms_s.get(name, 0.0) for name in CONTROL_PLANE) * work.seconds
+    waits = Percentiles.of(work.ledger.step_waits_s or [0.0])
     calls = {name: len(seconds) for name, seconds in work.ledger.seconds.items()}
     return CaseFigures(
         case=case.name,
@@ -77,6 +82,8 @@ def case_figures(measured: Measured) -> CaseFigures:
         leases_per_s=taken(work.ledger, LEASE.name) / work.seconds,
         completions_per_s=taken(work.ledger, COMPLETE.name) / work.seconds,
         requests_per_s=sum(calls.values()) / work.seconds,
+        step_waits_p50_ms=waits.p50_s / MILLISECOND,
+        step_waits_p99_ms=waits.p99_s / MILLISECOND,
         cpu_ms_per_step=per_step,
         cpu_ms_per_step_above_idle=per_step["control plane"] - idle_ms / max(1, work.steps),
         cpu_ms_per_s_idle=idle_ms_s,
@@ -141,6 +148,8 @@ ROWS: Mapping[str, str] = {
     "leases/s": "leases_per_s",
     "completions/s": "completions_per_s",
     "requests/s": "requests_per_s",
+    "ms that a step waits, p50": "step_waits_p50_ms",
+    "ms that a step waits, p99": "step_waits_p99_ms",
     "CPU ms a step, above idle": "cpu_ms_per_step_above_idle",
     "simulation late, p99 ms": "fleet_lag_p99_ms",
 }

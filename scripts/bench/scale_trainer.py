@@ -47,22 +47,29 @@ class Trainer(Worker):
             manifest = await self._publish(lease, version)
             await self.complete(lease, InitOutput(manifest=manifest))
             return
+        began_s = time.monotonic()
         # It asks whether another attempt was faster.
         await self.caller.call(VERSION, run=lease.run_id, version=version)
+        waited_s = self.lease_took_s + time.monotonic() - began_s
         async with self.beating(lease):
-            await self._find_parent(lease.run_id, version - 1)
+            waited_s += await self._find_parent(lease.run_id, version - 1)
             await asyncio.sleep(self.around.case.train_s)
         self._sealed[lease.run_id] = version
         if self._handing_in is not None:
             await self._handing_in
+        began_s = time.monotonic()
         await self.beat(lease, computed=True)
+        waited_s += time.monotonic() - began_s
+        self.around.ledger.step_waits_s.append(waited_s)
         self._handing_in = self.tasks.create_task(self._hand_in(lease, version))
 
-    async def _find_parent(self, run_id: str, version: int) -> None:
+    async def _find_parent(self, run_id: str, version: int) -> float:
+        """How long the service took to say that it is there."""
         while True:
+            began_s = time.monotonic()
             answer = await self.caller.call(VERSION, run=run_id, version=version)
             if answer.status == HTTPStatus.OK or self._sealed.get(run_id) == version:
-                return
+                return time.monotonic() - began_s
             query = f"?after={version - 1}&wait_s={PARENT_WAIT_S:g}"
             await self.caller.call(NEWER, query=query, run=run_id)
 

@@ -7,6 +7,7 @@ Like a real one it takes one message at a time and reports every few seconds tha
 
 import asyncio
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -58,6 +59,8 @@ class Worker(ABC):
         """All that it does at once, for as long as it runs."""
         self.joined = asyncio.Event()
         """Set once the orchestrator knows of it."""
+        self.lease_took_s = 0.0
+        """The newest one."""
         self._started_at = datetime.now(UTC)
 
     @abstractmethod
@@ -129,7 +132,9 @@ class Worker(ABC):
         while True:
             message = await self._messages.take()
             request = LeaseRequest(attempt=message.attempt, worker_id=self.name)
+            began_s = time.monotonic()
             answer = await self.caller.call(LEASE, request, job=message.job_id)
+            self.lease_took_s = time.monotonic() - began_s
             if answer.status == HTTPStatus.OK:
                 await self.work(Lease.model_validate_json(answer.content))
             elif answer.status == HTTPStatus.LOCKED:

@@ -88,6 +88,7 @@ def test_figures_are_per_second_and_per_step() -> None:
     cost: 5 s of rest took 0.125 s."""
     noted = ledger(lease=[0.01] * 20, complete=[0.02] * 10, publish=[0.1])
     noted.refused[LEASE.name] = 5
+    noted.step_waits_s.extend(n / 1000 for n in range(101))
     work = phase(10.0, {"orchestrator": 0.4, "valkey": 0.1, "simulation": 2.0}, noted, steps=5)
     idle = phase(5.0, {"orchestrator": 0.1, "valkey": 0.025, "simulation": 0.5}, ledger())
     one = case_figures(Measured(case=CASE, idle=idle, work=work))
@@ -96,11 +97,12 @@ def test_figures_are_per_second_and_per_step() -> None:
         {"orchestrator": 80.0, "valkey": 20.0, "simulation": 400.0, "control plane": 100.0}
     )
     assert one["cpu_ms_per_step_above_idle"] == pytest.approx(50.0)
+    assert (one["step_waits_p50_ms"], one["step_waits_p99_ms"]) == pytest.approx((50.0, 99.0))
     assert one["cores_busy"]["simulation"] == pytest.approx(0.2)
     assert one["fleet_lag_p99_ms"] == pytest.approx(2.98)
     assert (one["rss_mb"]["orchestrator"], one["store_objects"]) == ([100.0], [7])
     assert routes_table([one]).row_count == 3
-    assert growth_table([one, one]).row_count == 10
+    assert growth_table([one, one]).row_count == 12
     assert next(iter(sizes_table([one]).columns[1].cells)) == "100 → 100 → 100"
 
 
