@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 PATIENCE_S = 20.0
 """For the headers of a request, and for the rest of a body that was refused."""
-HEAD_BYTES_MAX = 64 * 2**10
+HEAD_BYTES_MAX = 16 * 2**10
 """Of a request's first line and headers."""
 CONNECTIONS_MAX = 8192
 """At once, of one process: 1,000 workers with a few each, and everybody who watches. A request on
