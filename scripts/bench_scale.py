@@ -173,6 +173,8 @@ def main() -> int:
 
 def _stop_as_ctrl_c_does() -> None:
     """Ctrl-C cancels the event loop in order; an exception out of a handler would hit any task."""
+    # A shell has what it starts in the background ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
 
