@@ -15,7 +15,7 @@ from services.orchestrator.access import ADMIN
 from services.orchestrator.leadership import FileLock, leadership_over
 from services.orchestrator.migrate import migrate
 from services.orchestrator.parsed_specs import REMEMBERED_CHARS_MAX, parsed_spec
-from services.orchestrator.scheduler import Scheduler
+from services.orchestrator.scheduler import Scheduler, rest_s
 from services.orchestrator.schema import JobRow
 from services.orchestrator.store import Store
 from services.orchestrator.submission import create_run
@@ -84,6 +84,12 @@ def rounds(tmp_path: Path) -> Rounds:
     store = Store.connect(f"sqlite:///{tmp_path}/orchestrator.db")
     migrate(store.engine)
     return Rounds(store)
+
+
+def test_the_scheduler_rests_four_times_as_long_as_it_worked_within_bounds() -> None:
+    assert [rest_s(took_s) for took_s in (0.001, 0.02, 0.05, 10.0)] == pytest.approx(
+        [0.05, 0.08, 0.2, 0.25]
+    )
 
 
 def test_a_round_moves_on_the_run_whose_job_was_named(rounds: Rounds) -> None:

@@ -190,6 +190,21 @@ def test_a_synchronous_step_does_not_depend_on_how_many_generators_are_alive(
     ]
 
 
+@pytest.mark.parametrize(("runs", "sizes"), [(1, [1] * 8), (2, [2] * 4), (4, [4] * 2)])
+def test_a_step_is_spread_over_the_run_s_share_of_the_generators(
+    runs: int, sizes: list[int]
+) -> None:
+    """A first and a second step of four groups, with 7 generators: a share of 7, 3 or 1."""
+    spread = spec(
+        rollout={"group_size": 2, "groups_per_step": 4},
+        train={"steps": 4},
+        staleness={"max_versions": 1},
+    )
+    state = replace(running(generators=7, generating_runs=runs), spec=spread)
+    commands = next_commands(state)
+    assert commands == [Generate(num_groups=size, min_version=0) for size in sizes]
+
+
 def test_a_run_ends_after_its_last_step_and_evaluation() -> None:
     end = End(action=RunAction.SUCCEED, reason="all 4 steps are done")
     assert next_commands(running(version=4)) == [end]
