@@ -33,9 +33,9 @@ def write_heartbeats(
     with store.write() as session:
         own = select(JobRow).where(JobRow.id.in_(ids)).with_for_update(skip_locked=True)
         jobs = {job.id: job for job in session.scalars(own)}
-        known = jobs.keys() | set(
-            session.scalars(select(JobRow.id).where(JobRow.id.in_(ids - jobs.keys())))
-        )
+        known = set(jobs)
+        if missing := ids - known:
+            known.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(missing))))
         return [
             _answer(session, jobs.get(heartbeat.job_id), heartbeat.body, now=now, lease_s=lease_s)
             if heartbeat.job_id in known

@@ -139,6 +139,8 @@ class Scheduler:
         with self._store.read() as session:
             active = select(RunRow.id).where(RunRow.status.in_(ACTIVE), *chosen)
             run_ids = session.scalars(active).all()
+            if not run_ids:
+                return
             pools = load_pools(session, now)
         for run_id in run_ids:
             with self._store.write() as session:

@@ -16,7 +16,6 @@ from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
 
 OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)
-RUNNING = RunRow.status == RunStatus.RUNNING
 WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
 
@@ -33,7 +32,8 @@ class Pools:
 
 def load_pools(session: Session, now: float) -> Pools:
     """What all runs share now."""
-    specs = map(parsed_spec, session.scalars(select(RunRow.spec).where(RUNNING)))
+    running = select(RunRow.spec).where(RunRow.status == RunStatus.RUNNING)
+    specs = map(parsed_spec, session.scalars(running))
     return Pools(
         workers=alive_workers(session, now),
         generating_runs=Counter(spec.pool for spec in specs if spec.kind == "grpo"),

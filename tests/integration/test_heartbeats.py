@@ -8,13 +8,12 @@ from sqlalchemy import event, select
 
 from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.contracts.leases import HeartbeatReply, HeartbeatRequest
-from offbeat.contracts.runs import RunStatus
 from offbeat.errors import LeaseLostError, NotFoundError
 from services.orchestrator.batches import Batches
 from services.orchestrator.heartbeats import Heartbeat, write_heartbeats
-from services.orchestrator.migrate import migrate
-from services.orchestrator.schema import JobRow, RunRow
+from services.orchestrator.schema import JobRow
 from services.orchestrator.store import Store
+from tests.orchestrator_store import orchestrator_store, running_run
 
 NOW = 1_000_000.0
 LEASE_S = 30.0
@@ -24,30 +23,24 @@ WORKERS = 100
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
     """A run whose jobs are leased, each by a worker of its own."""
-    store = Store.connect(database_url)
-    migrate(store.engine)
-    with store.write() as session:
-        session.add(
-            RunRow(id="run", project_id="p", spec="{}", status=RunStatus.RUNNING, created_at=NOW)
-        )
-        session.flush()
-        session.add_all(
-            JobRow(
-                id=f"job-{number}",
-                run_id="run",
-                kind=JobKind.GENERATE,
-                pool="default",
-                status=JobStatus.LEASED,
-                attempt=2,
-                worker_id=f"worker-{number}",
-                input="{}",
-                created_at=NOW,
-                lease_expires_at=NOW + 1,
+    with orchestrator_store(database_url, running_run("run", created_at=NOW)) as store:
+        with store.write() as session:
+            session.add_all(
+                JobRow(
+                    id=f"job-{number}",
+                    run_id="run",
+                    kind=JobKind.GENERATE,
+                    pool="default",
+                    status=JobStatus.LEASED,
+                    attempt=2,
+                    worker_id=f"worker-{number}",
+                    input="{}",
+                    created_at=NOW,
+                    lease_expires_at=NOW + 1,
+                )
+                for number in range(WORKERS)
             )
-            for number in range(WORKERS)
-        )
-    yield store
-    store.engine.dispose()
+        yield store
 
 
 def heartbeat(number: int, *, attempt: int = 2, computed: bool = False) -> Heartbeat:

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from offbeat.contracts.leases import WorkerEvent
-from offbeat.contracts.runs import EventLevel, RunStatus
+from offbeat.contracts.runs import EventLevel
 from offbeat.errors import NotFoundError
-from services.orchestrator.migrate import migrate
-from services.orchestrator.schema import RunRow
 from services.orchestrator.store import Store, events_after
 from services.orchestrator.worker_events import PostedEvent, write_worker_events
+from tests.orchestrator_store import orchestrator_store, running_run
 
 NOW = 1_000_000.0
 
@@ -18,22 +17,13 @@ NOW = 1_000_000.0
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
     """Two runs, and one that was deleted."""
-    store = Store.connect(database_url)
-    migrate(store.engine)
-    with store.write() as session:
-        session.add_all(
-            RunRow(
-                id=run_id,
-                project_id="p",
-                spec="{}",
-                status=RunStatus.RUNNING,
-                created_at=NOW,
-                deleted_at=NOW if run_id == "gone" else None,
-            )
-            for run_id in ("b", "a", "gone")
-        )
-    yield store
-    store.engine.dispose()
+    with orchestrator_store(
+        database_url,
+        running_run("b", created_at=NOW),
+        running_run("a", created_at=NOW),
+        running_run("gone", created_at=NOW, deleted_at=NOW),
+    ) as store:
+        yield store
 
 
 def served(worker_id: str) -> WorkerEvent:
