@@ -27,7 +27,7 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as StoreConnectionError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
-from offbeat.errors import ObjectNotFoundError, OutageError, UnavailableError
+from offbeat.errors import IntegrityError, ObjectNotFoundError, OutageError, UnavailableError
 from offbeat.settings import ObjectStoreSettings
 
 if TYPE_CHECKING:
@@ -72,8 +72,11 @@ class ObjectStore(Protocol):
         """Store the bytes; an object that is there is replaced."""
         ...
 
-    def get(self, key: str) -> bytes:
-        """The bytes. Raises `ObjectNotFoundError` or `UnavailableError`."""
+    def get(self, key: str, *, size_bytes: int | None = None) -> bytes:
+        """The bytes; an object of another size than the one that is named is refused unread.
+
+        Raises `ObjectNotFoundError`, `IntegrityError` or `UnavailableError`.
+        """
         ...
 
     def download(self, key: str, path: Path) -> None:
@@ -158,11 +161,19 @@ class S3ObjectStore:
         """See `ObjectStore.put`."""
         self._call(key, lambda: self._client.put_object(Bucket=self.bucket, Key=key, Body=body))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size_bytes: int | None = None) -> bytes:
         """See `ObjectStore.get`."""
-        return self._call(
-            key, lambda: self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
-        )
+
+        def read() -> bytes:
+            found = self._client.get_object(Bucket=self.bucket, Key=key)
+            if size_bytes not in (None, found["ContentLength"]):
+                found["Body"].close()
+                raise IntegrityError(
+                    f"{key!r} has {found['ContentLength']} bytes, not {size_bytes}"
+                )
+            return found["Body"].read()
+
+        return self._call(key, read)
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         """The bytes from `start` up to `stop`; fewer where the object ends before."""

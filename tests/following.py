@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from offbeat.contracts.leases import WorkerEvent
 from offbeat.contracts.run_spec import ModelSection
@@ -81,8 +82,14 @@ class CutOffClient(WeightProxyClient):
 
     cuts = 0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pulled: list[tuple[int, str]] = []
+        """Version and name of every file that was asked for."""
+
     @contextmanager
     def stream_file(self, run_id: str, version: int, name: str) -> Iterator[Iterator[bytes]]:
+        self.pulled.append((version, name))
         with super().stream_file(run_id, version, name) as chunks:
             if self.cuts and name == ADAPTER_WEIGHTS:
                 self.cuts -= 1

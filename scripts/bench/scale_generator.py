@@ -29,6 +29,8 @@ class FollowedRun:
     def __init__(self, run_id: str, generator: "Generator") -> None:
         self.used_at = time.monotonic()
         self.served: ServedVersion | None = None
+        self._pulled: set[str] = set()
+        """Hashes of the files of the version that it serves."""
         self._run_id = run_id
         self._worker = generator.name
         self._caller = generator.caller
@@ -54,10 +56,14 @@ class FollowedRun:
     async def _adopt(self, manifest: Manifest) -> None:
         run_id, version = self._run_id, manifest.version
         for name in ADAPTER_FILES:
+            sha256 = manifest.file(name).sha256
+            if sha256 in self._pulled:
+                continue
             answer = await self._caller.call(FILE, run=run_id, version=version, name=name)
             if answer.status != HTTPStatus.OK:
                 return  # given up by retention while it was pulled: there is a newer one
-            assert hashlib.sha256(answer.content).hexdigest() == manifest.file(name).sha256
+            assert hashlib.sha256(answer.content).hexdigest() == sha256
+        self._pulled = {manifest.file(name).sha256 for name in ADAPTER_FILES}
         async with self._changed:
             self.served = ServedVersion(
                 run_id=run_id, version=version, adapter_sha256=manifest.adapter_sha256

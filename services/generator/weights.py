@@ -22,7 +22,7 @@ from offbeat import keys
 from offbeat.canary import CanaryVerdict
 from offbeat.contracts.leases import ServedVersion
 from offbeat.contracts.run_spec import ModelSection
-from offbeat.contracts.weights import Canary, Manifest, PublishedVersion
+from offbeat.contracts.weights import ADAPTER_FILES, Canary, Manifest, PublishedVersion
 from offbeat.errors import IntegrityError, OffbeatError, OutageError, UnavailableError
 from offbeat.worker_api import WeightProxyClient
 from services.generator.engines.base import Engine, never_cancelled
@@ -66,6 +66,8 @@ class RunPolicies:
         self._shelf = Shelf(spare_max, lambda policy: self._discard(policy.name, policy.folder))
         self._left: dict[str, Path] = {}
         """Folders of adapters whose unloading the engine has not acknowledged."""
+        self._pulled: dict[str, Path] = {}
+        """The files of the version that was pulled last, by their hash."""
         self._seen = -1
         """The newest version that was looked at, proved or refused."""
         self._refusal = "none was published"
@@ -198,7 +200,8 @@ class RunPolicies:
             started_at = time.monotonic()
             if name in self._left:
                 self._discard(name, self._left.pop(name))
-            folder = pull(self._proxy, manifest, self._folder)
+            folder = pull(self._proxy, manifest, self._folder, self._pulled)
+            self._pulled = {manifest.file(name).sha256: folder / name for name in ADAPTER_FILES}
             try:
                 pulled_at = time.monotonic()
                 check_manifest(manifest, self._model, folder)

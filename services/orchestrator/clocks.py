@@ -1,8 +1,8 @@
 """The clocks of `fairness.py` in the database, one a run and role."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from statistics import mean
+from collections.abc import Iterable, Mapping
+from statistics import fmean
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -20,15 +20,21 @@ RECENT_JOBS = 200
 RunRole = tuple[str, WorkerRole]
 COLUMNS = {WorkerRole.GENERATOR: RunRow.generator_s, WorkerRole.TRAINER: RunRow.trainer_s}
 
+RUNNING = select(RunRow.id, RunRow.spec, RunRow.generator_s, RunRow.trainer_s).where(
+    RunRow.status == RunStatus.RUNNING
+)
+WORKING = select(JobRow.run_id, JobRow.kind).where(JobRow.status.in_(OPEN_JOBS)).distinct()
+LENGTHS = select(JobRow.run_id, JobRow.kind, JobRow.finished_at - JobRow.leased_at).where(
+    JobRow.seq > select(func.max(JobRow.seq) - RECENT_JOBS).scalar_subquery(),
+    JobRow.status == JobStatus.DONE,
+)
 
-def move_up(session: Session) -> None:
-    """Set the clocks of the runs that are new or have no work."""
-    rows = session.execute(
-        select(RunRow.id, RunRow.spec, RunRow.generator_s, RunRow.trainer_s).where(
-            RunRow.status == RunStatus.RUNNING
-        )
-    ).all()
-    working = _working(session)
+
+def move_up(session: Session) -> dict[RunRole, float]:
+    """Set the clocks of the runs that are new or have no work; the clocks of all that run."""
+    rows = session.execute(RUNNING).all()
+    working = {(run_id, kind.role) for run_id, kind in session.execute(WORKING)}
+    clocks_s: dict[RunRole, float] = {}
     for role, column in COLUMNS.items():
         sharing: dict[tuple[str, int], list[RunClock]] = defaultdict(list)
         for run_id, body, generator_s, trainer_s in rows:
@@ -41,41 +47,30 @@ def move_up(session: Session) -> None:
                 )
             )
         for clocks in sharing.values():
-            for run_id, seconds in moved_up(clocks).items():
+            moved = moved_up(clocks)
+            for run_id, seconds in moved.items():
                 session.execute(update(RunRow).where(RunRow.id == run_id).values({column: seconds}))
-
-
-def _working(session: Session) -> set[RunRole]:
-    kinds = select(JobRow.run_id, JobRow.kind).where(JobRow.status.in_(OPEN_JOBS)).distinct()
-    return {(run_id, kind.role) for run_id, kind in session.execute(kinds)}
+            for clock in clocks:
+                clocks_s[clock.run_id, role] = moved.get(clock.run_id, clock.seconds or 0.0)
+    return clocks_s
 
 
 def usual_lengths_s(session: Session) -> dict[RunRole, float]:
     """The mean length of each run's newest jobs, by role."""
-    newest = select(func.max(JobRow.seq) - RECENT_JOBS).scalar_subquery()
-    rows = session.execute(
-        select(JobRow.run_id, JobRow.kind, JobRow.finished_at - JobRow.leased_at).where(
-            JobRow.seq > newest, JobRow.status == JobStatus.DONE
-        )
-    )
     lengths: dict[RunRole, list[float]] = defaultdict(list)
-    for run_id, kind, length_s in rows:
+    for run_id, kind, length_s in session.execute(LENGTHS):
         lengths[run_id, kind.role].append(length_s)
-    return {key: mean(found) for key, found in lengths.items()}
+    return {key: fmean(found) for key, found in lengths.items()}
 
 
 def served_s(
-    session: Session,
-    under_way: Sequence[tuple[str, JobKind, float | None]],
-    lengths_s: dict[RunRole, float],
+    clocks_s: Mapping[RunRole, float],
+    under_way: Iterable[tuple[str, JobKind, float | None]],
+    lengths_s: Mapping[RunRole, float],
     now: float,
 ) -> dict[RunRole, float]:
-    """The clocks of the running runs, with what is under way: jobs by run and kind, and when each
-    was leased."""
-    served: dict[RunRole, float] = {}
-    for role, column in COLUMNS.items():
-        rows = select(RunRow.id, column).where(RunRow.status == RunStatus.RUNNING)
-        served |= {(run_id, role): seconds or 0.0 for run_id, seconds in session.execute(rows)}
+    """The clocks with what is under way: jobs by run and kind, and when each was leased."""
+    served = dict(clocks_s)
     for run_id, kind, leased_at in under_way:
         key = run_id, kind.role
         elapsed_s = None if leased_at is None else now - leased_at

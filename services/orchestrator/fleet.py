@@ -5,7 +5,7 @@
 
 from math import ceil
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.runs import EventLevel
@@ -35,7 +35,6 @@ def note(
     session: Session, run: RunRow, worker_id: str, work: str, subject: str, *, ok: bool, now: float
 ) -> None:
     """Note how a piece of work ended; quarantine the worker where that is the consequence."""
-    session.execute(delete(OutcomeRow).where(OutcomeRow.at < now - OUTCOMES_KEPT_S))
     session.add(
         OutcomeRow(worker_id=worker_id, run_id=run.id, work=work, subject=subject, at=now, ok=ok)
     )
@@ -46,20 +45,20 @@ def note(
         _welcome_back(session, run, worker, now)
         return
     session.flush()
-    outcomes = _outcomes_beside(session, worker_id)
+    outcomes = _outcomes_beside(session, worker_id, now)
     verdict = judge(worker_id, outcomes, quarantines=worker.quarantines, now=now)
     if verdict is not None:
         _quarantine(session, worker, verdict, now)
 
 
-def _outcomes_beside(session: Session, worker_id: str) -> list[Outcome]:
+def _outcomes_beside(session: Session, worker_id: str, now: float) -> list[Outcome]:
     """Those of all workers in the runs that this one failed at, oldest first."""
     failed_at = select(OutcomeRow.run_id).where(
         OutcomeRow.worker_id == worker_id, OutcomeRow.ok.is_(False)
     )
     newest = session.scalars(
         select(OutcomeRow)
-        .where(OutcomeRow.run_id.in_(failed_at))
+        .where(OutcomeRow.run_id.in_(failed_at), OutcomeRow.at >= now - OUTCOMES_KEPT_S)
         .order_by(OutcomeRow.id.desc())
         .limit(OUTCOMES_JUDGED_MAX)
     )

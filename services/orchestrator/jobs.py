@@ -18,6 +18,10 @@ ASKED_KINDS = (JobKind.REPLAY, JobKind.CHAT)
 """What a user asks for is done whatever the run's status."""
 MAY_START = (RunRow.status == RunStatus.RUNNING) | JobRow.kind.in_(ASKED_KINDS)
 """Of queued jobs, joined with their runs."""
+IN_FLIGHT = (JobRow.status == JobStatus.LEASED) | (
+    (JobRow.status == JobStatus.QUEUED) & JobRow.enqueued_at.is_not(None)
+)
+"""Sent or leased."""
 
 
 def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: float) -> str:

@@ -7,7 +7,7 @@ worker drops it.
 
 from datetime import UTC, datetime
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobKind, JobStatus
@@ -29,12 +29,26 @@ from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.results import OUTPUT, apply_output
 from services.orchestrator.run_state import GroupStatus, RunAction
 from services.orchestrator.schema import GroupRow, JobRow, RunRow
-from services.orchestrator.store import add_event, lock_run
+from services.orchestrator.store import add_event
 
 ESSENTIAL_KINDS = (JobKind.PREPARE, JobKind.TOKENIZE, JobKind.INIT, JobKind.TRAIN)
 """Without a result of these a run cannot go on."""
 WAITING_ROLLOUTS_MAX = 32
 """Keys in an answer to a trainer: those of the next step or two, in a few kilobytes."""
+
+LOCKED_JOB = (
+    select(RunRow, JobRow)
+    .join(JobRow, JobRow.run_id == RunRow.id)
+    .where(JobRow.id == bindparam("job_id"), RunRow.deleted_at.is_(None))
+    .with_for_update()
+)
+"""A job and its run: the run first, as everybody locks them; the job as well, since the scheduler
+sends and recalls messages without a lock on the run."""
+READY_ROLLOUTS = (
+    select(GroupRow.rollouts_key)
+    .where(GroupRow.run_id == bindparam("run_id"), GroupRow.status == GroupStatus.READY)
+    .order_by(GroupRow.index)
+)
 
 
 def lease(
@@ -176,22 +190,15 @@ def waiting_rollouts(session: Session, job: JobRow) -> tuple[str, ...]:
     """What the job's trainer may fetch beside its step."""
     if job.kind is not JobKind.TRAIN:
         return ()
-    ready = session.scalars(
-        select(GroupRow.rollouts_key)
-        .where(GroupRow.run_id == job.run_id, GroupRow.status == GroupStatus.READY)
-        .order_by(GroupRow.index)
-    )
+    ready = session.scalars(READY_ROLLOUTS, {"run_id": job.run_id})
     return tuple(dict.fromkeys(key for key in ready if key is not None))[:WAITING_ROLLOUTS_MAX]
 
 
 def _lock_job(session: Session, job_id: str) -> tuple[RunRow, JobRow]:
-    run_id = session.scalar(select(JobRow.run_id).where(JobRow.id == job_id))
-    if run_id is None:
+    row = session.execute(LOCKED_JOB, {"job_id": job_id}).first()
+    if row is None:
         raise NotFoundError(f"there is no job {job_id!r}")
-    run = lock_run(session, run_id)
-    # Locked as well: the scheduler sends and recalls messages without a lock on the run.
-    job = session.scalar(select(JobRow).where(JobRow.id == job_id).with_for_update())
-    assert job is not None, "jobs are never deleted while their run is there"
+    run, job = row
     return run, job
 
 

@@ -4,7 +4,7 @@ They do not count. The job waits, longer each time, and the run's log says so on
 their calls for a minute before they give an attempt up, so what comes here is no hiccup.
 """
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import BindParameter, ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobKind
@@ -70,7 +70,7 @@ def outage_began_at(session: Session, run_id: str) -> float | None:
     )
 
 
-def may_be_sent(now: float) -> ColumnElement[bool]:
+def may_be_sent(now: float | BindParameter[float]) -> ColumnElement[bool]:
     """Whether no outage holds the job back. A time too far off is of a clock that was wrong."""
     due = JobRow.not_before <= now, JobRow.not_before > now + WAIT_MAX_S
     return or_(JobRow.not_before.is_(None), *due)

@@ -8,7 +8,9 @@
 Bytes are added up from what workers report at each completion; the store is never listed.
 """
 
-from sqlalchemy import func, select
+from collections.abc import Mapping
+
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.chat import ChatOutput
@@ -17,7 +19,6 @@ from offbeat.contracts.jobs import (
     GenerateOutput,
     InitOutput,
     JobOutput,
-    JobStatus,
     PrepareOutput,
     ReplayOutput,
     TokenizeOutput,
@@ -26,6 +27,7 @@ from offbeat.contracts.jobs import (
 from offbeat.contracts.projects import ProjectUse, Quotas
 from offbeat.contracts.runs import EventLevel, RunStatus
 from offbeat.errors import QuotaExceededError
+from services.orchestrator.jobs import IN_FLIGHT
 from services.orchestrator.lifecycle import act
 from services.orchestrator.run_state import RunAction
 from services.orchestrator.schema import JobRow, ProjectRow, RunRow
@@ -34,6 +36,12 @@ from services.orchestrator.store import add_event
 GROWING = (GenerateOutput, TrainOutput)
 """What a run adds to the store again and again."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.PAUSED)
+STORED = select(
+    ProjectRow,
+    select(func.sum(RunRow.stored_bytes))
+    .where(RunRow.project_id == bindparam("project_id"))
+    .scalar_subquery(),
+).where(ProjectRow.id == bindparam("project_id"))
 
 
 def quotas_of(project: ProjectRow) -> Quotas:
@@ -59,18 +67,14 @@ def jobs_in_flight(session: Session) -> dict[str, int]:
     rows = session.execute(
         select(RunRow.project_id, func.count())
         .join(JobRow, JobRow.run_id == RunRow.id)
-        .where(
-            (JobRow.status == JobStatus.LEASED)
-            | ((JobRow.status == JobStatus.QUEUED) & JobRow.enqueued_at.is_not(None))
-        )
+        .where(IN_FLIGHT)
         .group_by(RunRow.project_id)
     )
     return dict(rows.all())
 
 
-def jobs_left(session: Session) -> dict[str, int]:
-    """Jobs that each project may still have sent."""
-    in_flight = jobs_in_flight(session)
+def jobs_left(session: Session, in_flight: Mapping[str, int]) -> dict[str, int]:
+    """Jobs that each project may still have sent, which has so many in flight."""
     limits = session.execute(select(ProjectRow.id, ProjectRow.jobs_in_flight_max))
     return {project: limit - in_flight.get(project, 0) for project, limit in limits}
 
@@ -104,8 +108,8 @@ def add_stored(session: Session, run: RunRow, output: JobOutput, now: float) -> 
     run.stored_bytes += _size_bytes(output)
     if not isinstance(output, GROWING) or run.status is not RunStatus.RUNNING:
         return
-    project = session.get_one(ProjectRow, run.project_id)
-    num_bytes = stored_bytes(session, run.project_id)
+    project, total = session.execute(STORED, {"project_id": run.project_id}).one()
+    num_bytes = int(total)
     if num_bytes >= project.stored_bytes_max:
         add_event(
             session,

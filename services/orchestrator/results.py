@@ -9,7 +9,6 @@ from offbeat.contracts.jobs import (
     EvaluateOutput,
     GenerateOutput,
     InitOutput,
-    JobKind,
     JobOutput,
     PrepareOutput,
     ReplayOutput,
@@ -37,11 +36,16 @@ def apply_output(session: Session, run: RunRow, job: JobRow, output: JobOutput, 
         case PrepareOutput() | TokenizeOutput():
             _apply_prepared(session, run, output, now)
         case InitOutput():
-            _apply_version(session, run, job, output.manifest, now)
+            # Version 0 comes from no step whose pace would say anything.
+            metrics = {
+                name: value
+                for name, value in output.manifest.metrics.items()
+                if not name.startswith("perf/")
+            }
+            _apply_version(session, run, job, output.manifest, metrics, now)
         case TrainOutput():
-            _apply_version(session, run, job, output.manifest, now)
-            metrics = {"perf/publish_s": output.publish_s}
-            add_metrics(session, run.id, output.manifest.version, metrics)
+            metrics = {**output.manifest.metrics, "perf/publish_s": output.publish_s}
+            _apply_version(session, run, job, output.manifest, metrics, now)
         case GenerateOutput():
             _apply_generate(session, run, job, output, now)
         case EvaluateOutput():
@@ -76,7 +80,12 @@ def _apply_prepared(
 
 
 def _apply_version(
-    session: Session, run: RunRow, job: JobRow, manifest: Manifest, now: float
+    session: Session,
+    run: RunRow,
+    job: JobRow,
+    manifest: Manifest,
+    metrics: dict[str, float],
+    now: float,
 ) -> None:
     expected = 0 if run.version is None else run.version + 1
     if manifest.run_id != run.id or manifest.version != expected:
@@ -94,11 +103,7 @@ def _apply_version(
             group.trained_step = manifest.version
     refused = [group for group in groups if group.index in dropped]
     drop_groups(session, run.id, refused, "unknown_policy", now)
-    metrics = manifest.metrics
-    if job.kind is JobKind.INIT:
-        # Version 0 comes from no step whose pace would say anything.
-        metrics = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
-    elif groups:
+    if groups:
         step = INPUT.validate_json(job.input)
         assert isinstance(step, TrainInput)
         metrics = {

@@ -8,41 +8,37 @@ before a message is sent, so it may be killed between any two lines.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import structlog
 from kombu.exceptions import OperationalError
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from offbeat.contracts.jobs import JobKind, JobMessage, JobStatus, WorkerRole
+from offbeat.contracts.jobs import JobMessage, JobStatus, WorkerRole
 from offbeat.contracts.runs import EventLevel, RunStatus
 from offbeat.errors import NotFoundError
 from services.orchestrator.absence import excuse, is_absence
 from services.orchestrator.broker import Broker
-from services.orchestrator.clocks import move_up, served_s, usual_lengths_s
 from services.orchestrator.commands import carry_out
-from services.orchestrator.dispatch import Lane, WaitingJob, choose
-from services.orchestrator.jobs import MAY_START, next_steps, requeue
+from services.orchestrator.dispatch import Lane
+from services.orchestrator.jobs import requeue
 from services.orchestrator.leadership import Leadership
 from services.orchestrator.leases import end_attempt
-from services.orchestrator.outages import may_be_sent
-from services.orchestrator.parsed_specs import parsed_spec
-from services.orchestrator.quotas import jobs_left
 from services.orchestrator.run_state import RunAction
 from services.orchestrator.runs import missing_role, next_commands
 from services.orchestrator.schema import JobRow, RunRow
-from services.orchestrator.state import Pools, alive_workers, load_pools, load_state
+from services.orchestrator.sending import jobs_to_send
+from services.orchestrator.state import Pools, load_pools, load_state
 from services.orchestrator.status import next_status
 from services.orchestrator.store import Store, add_event, lock_run
 
 log = structlog.get_logger(__name__)
 
 TICK_S = 1.0
-"""The longest time between two rounds, and the shortest between two looks at all runs; also how
-often a standby tries to become the leader."""
+"""The longest time between two rounds, and the shortest between two looks at all runs or for what
+was lost; also how often a standby tries to become the leader."""
 SWEEPS_SHARE = 0.05
 """Of its time that a busy scheduler looks at runs to which nothing has happened: it is for limits
 of time and for changes of the fleet."""
@@ -56,8 +52,11 @@ once."""
 SENT_AT_ONCE = 20
 """Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
-WAITING_JOBS_MAX = 1000
-"""Jobs considered for sending at once; the rest is looked at in the next tick."""
+SENDABLE = select(JobRow.id, JobRow.kind, JobRow.pool, JobRow.attempt).where(
+    JobRow.id.in_(bindparam("job_ids", expanding=True)),
+    JobRow.status == JobStatus.QUEUED,
+    JobRow.enqueued_at.is_(None),
+)
 
 
 class Scheduler:
@@ -87,6 +86,8 @@ class Scheduler:
         """By `uptime`: when the last round as the leader began; none where another led since."""
         self._sweep_at_s = 0.0
         """When all runs are looked at again, whatever has happened."""
+        self._losses_at_s = 0.0
+        """When leases that have run out and lost messages are looked for again."""
         self._changed: set[str | None] = set()
         """Jobs to which something has happened since the last round; None stands for anything."""
         self._lock = threading.Lock()
@@ -119,7 +120,11 @@ class Scheduler:
         else over those to whose jobs something has."""
         now, began_s = self._clock(), time.monotonic()
         self._excuse_absence(now)
-        changed = self._take_changed() | self._reap(now)
+        changed = self._take_changed()
+        if began_s >= self._losses_at_s:
+            self._losses_at_s = began_s + TICK_S
+            changed |= self._reap(now)
+            self._recall_lost_messages(now)
         if None in changed or began_s >= self._sweep_at_s:
             self._move_on(now)
             took_s = time.monotonic() - began_s
@@ -204,12 +209,9 @@ class Scheduler:
         return {job_id for job_id, _ in expired}
 
     def _send(self, now: float) -> None:
-        """Send messages for the jobs whose turn it is, and again for those that were lost."""
-        self._recall_lost_messages(now)
+        """Send messages for the jobs whose turn it is."""
         with self._store.write() as session:
-            move_up(session)
-            jobs = _jobs_to_send(session, now)
-        ids = [job.job_id for job in jobs]
+            ids = jobs_to_send(session, now)
         for first in range(0, len(ids), SENT_AT_ONCE):
             if not self._send_some(ids[first : first + SENT_AT_ONCE], now):
                 return
@@ -217,19 +219,19 @@ class Scheduler:
     def _send_some(self, job_ids: Sequence[str], now: float) -> bool:
         """Whether the broker answers. What was sent before it failed is noted."""
         with self._store.write() as session:
-            own = select(JobRow).where(JobRow.id.in_(job_ids))
-            rows = {row.id: row for row in session.scalars(own.with_for_update(skip_locked=True))}
-            for row in (rows[job_id] for job_id in job_ids if job_id in rows):
-                if row.status is not JobStatus.QUEUED or row.enqueued_at is not None:
-                    continue
-                message = JobMessage(job_id=row.id, attempt=row.attempt)
+            own = SENDABLE.with_for_update(skip_locked=True)
+            jobs = {job.id: job for job in session.execute(own, {"job_ids": job_ids})}
+            sent: list[str] = []
+            for job in (jobs[job_id] for job_id in job_ids if job_id in jobs):
+                message = JobMessage(job_id=job.id, attempt=job.attempt)
                 try:
-                    self._broker.send(row.kind, row.pool, message)
+                    self._broker.send(job.kind, job.pool, message)
                 except OperationalError as error:
                     log.warning("The broker does not answer; jobs wait.", error=str(error))
-                    return False
-                row.enqueued_at = now
-        return True
+                    break
+                sent.append(job.id)
+            session.execute(update(JobRow).where(JobRow.id.in_(sent)).values(enqueued_at=now))
+            return len(sent) == len(jobs)
 
     def _recall_lost_messages(self, now: float) -> None:
         """Void messages that were sent long ago, never leased, and are not in the broker any
@@ -287,67 +289,6 @@ def _report_missing(session: Session, run: RunRow, missing: WorkerRole | None, n
     message = f"No {missing} takes jobs: all are gone or in quarantine. The run waits for one."
     level = EventLevel.WARNING
     add_event(session, run.id, now, "no_worker", message, level=level, data={"role": missing})
-
-
-def _jobs_to_send(session: Session, now: float) -> list[WaitingJob]:
-    quotas = jobs_left(session)
-    full = [project_id for project_id, left in quotas.items() if left <= 0]
-    waiting = session.execute(
-        select(
-            *(JobRow.seq, JobRow.id, JobRow.run_id, JobRow.kind, JobRow.pool),
-            *(RunRow.spec, RunRow.project_id),
-        )
-        .join(RunRow, RunRow.id == JobRow.run_id)
-        .where(
-            JobRow.status == JobStatus.QUEUED,
-            JobRow.enqueued_at.is_(None),
-            MAY_START,
-            RunRow.project_id.not_in(full),
-            may_be_sent(now),
-        )
-        .order_by(JobRow.seq)
-        .limit(WAITING_JOBS_MAX)
-    ).all()
-    if not waiting:
-        return []
-    first_steps = next_steps(session)
-    under_way = session.execute(
-        select(JobRow.run_id, JobRow.kind, JobRow.pool, JobRow.status, JobRow.leased_at).where(
-            (JobRow.status == JobStatus.LEASED)
-            | ((JobRow.status == JobStatus.QUEUED) & JobRow.enqueued_at.is_not(None))
-        )
-    ).all()
-    lengths_s = usual_lengths_s(session)
-    return choose(
-        [
-            WaitingJob(
-                seq=seq,
-                job_id=job_id,
-                run_id=run_id,
-                kind=kind,
-                pool=pool,
-                priority=parsed_spec(spec).priority,
-                project_id=project_id,
-            )
-            for seq, job_id, run_id, kind, pool, spec, project_id in waiting
-            if kind is not JobKind.TRAIN or seq == first_steps[run_id]
-        ],
-        sent=Counter(
-            (kind.role, pool)
-            for _, kind, pool, status, _ in under_way
-            if status is JobStatus.QUEUED and kind is not JobKind.CHAT
-        ),
-        workers=alive_workers(session, now),
-        busy=Counter(run_id for run_id, *_ in under_way),
-        quotas=quotas,
-        served_s=served_s(
-            session,
-            [(run_id, kind, leased_at) for run_id, kind, _, _, leased_at in under_way],
-            lengths_s,
-            now,
-        ),
-        lengths_s=lengths_s,
-    )
 
 
 def _lane(job: JobRow) -> Lane:

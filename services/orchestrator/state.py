@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Row, func, select
+from sqlalchemy import BindParameter, ColumnElement, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
@@ -19,6 +19,22 @@ OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)
 WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
 
+RUNNING_SPECS = select(RunRow.spec).where(RunRow.status == RunStatus.RUNNING)
+OPEN_JOBS_OF_RUN = (
+    select(
+        JobRow.kind,
+        JobRow.computed_at,
+        case((JobRow.kind == JobKind.GENERATE, JobRow.input)).label("generate_input"),
+    )
+    .where(JobRow.run_id == bindparam("run_id"), JobRow.status.in_(OPEN_JOBS))
+    .order_by(JobRow.seq)
+)
+OPEN_GROUPS_OF_RUN = (
+    select(GroupRow.status, GroupRow.index, GroupRow.policy_version, GroupRow.reward_std)
+    .where(GroupRow.run_id == bindparam("run_id"), GroupRow.status.in_(OPEN_GROUPS))
+    .order_by(GroupRow.index)
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pools:
@@ -32,8 +48,7 @@ class Pools:
 
 def load_pools(session: Session, now: float) -> Pools:
     """What all runs share now."""
-    running = select(RunRow.spec).where(RunRow.status == RunStatus.RUNNING)
-    specs = map(parsed_spec, session.scalars(running))
+    specs = map(parsed_spec, session.scalars(RUNNING_SPECS))
     return Pools(
         workers=alive_workers(session, now),
         generating_runs=Counter(spec.pool for spec in specs if spec.kind == "grpo"),
@@ -47,12 +62,8 @@ def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunSt
     spec asks for more.
     """
     spec = parsed_spec(run.spec)
-    open_jobs = session.execute(
-        select(JobRow.kind, JobRow.computed_at).where(
-            JobRow.run_id == run.id, JobRow.status.in_(OPEN_JOBS)
-        )
-    ).all()
-    groups = _open_groups(session, run.id)
+    open_jobs = session.execute(OPEN_JOBS_OF_RUN, {"run_id": run.id}).all()
+    groups = session.execute(OPEN_GROUPS_OF_RUN, {"run_id": run.id}).all()
     num_groups = Counter(status for status, *_ in groups)
     return RunState(
         spec=spec,
@@ -73,7 +84,7 @@ def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunSt
         ],
         refilled=run.refilled,
         generation_failures=run.generation_failures,
-        oldest_generating=_oldest_generating(session, run.id),
+        oldest_generating=_oldest_generating([job.generate_input for job in open_jobs]),
         generators=pools.workers.get((WorkerRole.GENERATOR, spec.pool), 0),
         generating_runs=pools.generating_runs.get(spec.pool, 0),
         trainers=pools.workers.get((WorkerRole.TRAINER, spec.pool), 0),
@@ -84,7 +95,7 @@ def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunSt
     )
 
 
-def may_work(now: float) -> tuple[ColumnElement[bool], ...]:
+def may_work(now: float | BindParameter[float]) -> tuple[ColumnElement[bool], ...]:
     """When a worker gets jobs: it reported lately and is not in quarantine."""
     return (
         WorkerRow.last_seen_at > now - WORKER_LOST_S,
@@ -92,28 +103,22 @@ def may_work(now: float) -> tuple[ColumnElement[bool], ...]:
     )
 
 
+ALIVE_WORKERS = (
+    select(WorkerRow.role, WorkerRow.pool, func.count())
+    .where(*may_work(bindparam("now")))
+    .group_by(WorkerRow.role, WorkerRow.pool)
+)
+
+
 def alive_workers(session: Session, now: float) -> dict[Lane, int]:
     """Workers that get jobs, by role and pool."""
-    rows = session.execute(
-        select(WorkerRow.role, WorkerRow.pool, func.count())
-        .where(*may_work(now))
-        .group_by(WorkerRow.role, WorkerRow.pool)
-    )
+    rows = session.execute(ALIVE_WORKERS, {"now": now})
     return {(role, pool): count for role, pool, count in rows}
 
 
-def _oldest_generating(session: Session, run_id: str) -> int | None:
+def _oldest_generating(inputs: Sequence[str | None]) -> int | None:
     """Versions only go up, so no job is for an older one than the job that was made first."""
-    body = session.scalar(
-        select(JobRow.input)
-        .where(
-            JobRow.run_id == run_id,
-            JobRow.status.in_(OPEN_JOBS),
-            JobRow.kind == JobKind.GENERATE,
-        )
-        .order_by(JobRow.seq)
-        .limit(1)
-    )
+    body = next((body for body in inputs if body is not None), None)
     if body is None:
         return None
     job = INPUT.validate_json(body)
@@ -132,18 +137,6 @@ def _evaluated_versions(session: Session, run_id: str) -> frozenset[int]:
 def _worked_s(session: Session, run_id: str) -> float:
     query = select(func.sum(JobRow.finished_at - JobRow.leased_at)).where(JobRow.run_id == run_id)
     return session.scalar(query) or 0.0
-
-
-def _open_groups(
-    session: Session, run_id: str
-) -> Sequence[Row[GroupStatus, int, int | None, float | None]]:
-    """The groups that have not met their fate, in order of their index."""
-    columns = GroupRow.status, GroupRow.index, GroupRow.policy_version, GroupRow.reward_std
-    return session.execute(
-        select(*columns)
-        .where(GroupRow.run_id == run_id, GroupRow.status.in_(OPEN_GROUPS))
-        .order_by(GroupRow.index)
-    ).all()
 
 
 def _ready_group(index: int, policy_version: int | None, reward_std: float | None) -> Group:

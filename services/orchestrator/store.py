@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 from pydantic import JsonValue
-from sqlalchemy import Engine, Select, create_engine, event, make_url, select, text
+from sqlalchemy import Engine, bindparam, create_engine, event, insert, make_url, select, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -86,10 +86,9 @@ class Store:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A session that commits at the end, or changes nothing."""
-        with self._turn, self.engine.connect().execution_options(writes=True) as connection:
-            with Session(connection) as session, session.begin():
-                yield session
-            connection.commit()
+        with self._turn, Session(self.engine) as session, session.begin():
+            session.connection(execution_options={"writes": True})
+            yield session
 
 
 def _configure_sqlite(connection: SqliteConnection, _: Any) -> None:  # noqa: ANN401
@@ -106,13 +105,13 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _run(run_id: str) -> Select[RunRow]:
-    return select(RunRow).where(RunRow.id == run_id, RunRow.deleted_at.is_(None))
+RUN = select(RunRow).where(RunRow.id == bindparam("run_id"), RunRow.deleted_at.is_(None))
+LOCKED_RUN = RUN.with_for_update()
 
 
 def lock_run(session: Session, run_id: str) -> RunRow:
     """The run, locked until the transaction ends; `NotFoundError` where there is none."""
-    row = session.scalar(_run(run_id).with_for_update())
+    row = session.scalar(LOCKED_RUN, {"run_id": run_id})
     if row is None:
         raise NotFoundError(f"there is no run {run_id!r}")
     return row
@@ -120,7 +119,7 @@ def lock_run(session: Session, run_id: str) -> RunRow:
 
 def find_run(session: Session, run_id: str) -> RunRow:
     """The run; `NotFoundError` where there is none."""
-    row = session.scalar(_run(run_id))
+    row = session.scalar(RUN, {"run_id": run_id})
     if row is None:
         raise NotFoundError(f"there is no run {run_id!r}")
     return row
@@ -153,18 +152,21 @@ def add_event(
 _LOG_LEVELS = {EventLevel.INFO: 20, EventLevel.WARNING: 30, EventLevel.ERROR: 40}
 
 
+METRIC_NAMES = select(MetricRow.name).where(
+    MetricRow.run_id == bindparam("run_id"), MetricRow.step == bindparam("step")
+)
+
+
 def add_metrics(session: Session, run_id: str, step: int, values: dict[str, float]) -> None:
     """Record a step's values; a value that is there already stays."""
-    known = set(
-        session.scalars(
-            select(MetricRow.name).where(MetricRow.run_id == run_id, MetricRow.step == step)
-        )
-    )
-    session.add_all(
-        MetricRow(run_id=run_id, name=name, step=step, value=value)
+    known = set(session.scalars(METRIC_NAMES, {"run_id": run_id, "step": step}))
+    new = [
+        {"run_id": run_id, "name": name, "step": step, "value": value}
         for name, value in values.items()
         if name not in known
-    )
+    ]
+    if new:
+        session.execute(insert(MetricRow), new)
 
 
 def events_after(session: Session, run_id: str, after: int, limit: int) -> Sequence[EventRow]:

@@ -6,7 +6,8 @@ Everything goes in bounded pieces, so that no transaction holds up the scheduler
 from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
-from services.orchestrator.schema import Base, EventRow, MetricRow, RunRow, WorkerRow
+from services.orchestrator.quarantine import OUTCOMES_KEPT_S
+from services.orchestrator.schema import Base, EventRow, MetricRow, OutcomeRow, RunRow, WorkerRow
 from services.orchestrator.store import Store
 
 ROWS_MAX = 2_000
@@ -31,7 +32,8 @@ OWNED = {
 
 
 def forget_workers(session: Session, now: float) -> None:
-    """Forget workers that are long gone."""
+    """Forget workers that are long gone, and how old attempts ended."""
+    session.execute(delete(OutcomeRow).where(OutcomeRow.at < now - OUTCOMES_KEPT_S))
     session.execute(delete(WorkerRow).where(WorkerRow.last_seen_at < now - WORKER_KEPT_S))
 
 

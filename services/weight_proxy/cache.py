@@ -18,7 +18,7 @@ from anyio import CapacityLimiter, to_thread
 from prometheus_client import Counter
 
 from offbeat.contracts.weights import VersionFile
-from offbeat.errors import IntegrityError, UnavailableError
+from offbeat.errors import IntegrityError, ObjectNotFoundError, UnavailableError
 from offbeat.objects import ObjectStore
 
 DOWNLOADS_MAX = 8
@@ -62,7 +62,8 @@ class FileCache:
         raise UnavailableError(f"the cache evicts files before they are read: {self._advice()}")
 
     async def fetch(self, key: str, file: VersionFile) -> None:
-        """Read this object from the store and verify it, even if its content is cached already.
+        """Read this object from the store and verify it, even if its content is cached already. No
+        more is read than it should have.
 
         Calls for the same object at the same time share one read. Errors as for `open`.
         """
@@ -101,18 +102,25 @@ class FileCache:
         self._store_reads.inc()
         try:
             if file.size_bytes <= IN_MEMORY_BYTES_MAX:
-                size_bytes, sha256 = _write(part, self._store.get(key))
+                sha256 = _write(part, self._store.get(key, size_bytes=file.size_bytes))
             else:
+                self._refuse_another_size(key, file.size_bytes)
                 self._store.download(key, part)
-                size_bytes, sha256 = _read_back(part)
-            if (size_bytes, sha256) != (file.size_bytes, file.sha256):
+                sha256 = _read_back(part)
+            if sha256 != file.sha256:
                 raise IntegrityError(
-                    f"{key!r} has {size_bytes} bytes and sha256 {sha256}, but its manifest says "
-                    f"{file.size_bytes} bytes and {file.sha256}"
+                    f"{key!r} has sha256 {sha256}, but its manifest says {file.sha256}"
                 )
             part.replace(self._folder / file.sha256)
         finally:
             part.unlink(missing_ok=True)
+
+    def _refuse_another_size(self, key: str, size_bytes: int) -> None:
+        found_bytes = self._store.size_bytes(key)
+        if found_bytes is None:
+            raise ObjectNotFoundError(f"no object under {key!r}")
+        if found_bytes != size_bytes:
+            raise IntegrityError(f"{key!r} has {found_bytes} bytes, not {size_bytes}")
 
     def _reserve(self, size_bytes: int) -> None:
         while self._sizes_bytes and self._used_bytes + size_bytes > self._bytes_max:
@@ -140,18 +148,17 @@ class FileCache:
         return f"raise OFFBEAT_WEIGHT_PROXY_CACHE_BYTES_MAX above {self._bytes_max}"
 
 
-def _write(part: Path, body: bytes) -> tuple[int, str]:
-    """Size and hash of what was written."""
+def _write(part: Path, body: bytes) -> str:
+    """The hash of what was written."""
     with part.open("xb") as content:
         content.write(body)
         content.flush()
         os.fsync(content.fileno())
-    return len(body), hashlib.sha256(body).hexdigest()
+    return hashlib.sha256(body).hexdigest()
 
 
-def _read_back(part: Path) -> tuple[int, str]:
-    """Size and hash of what lies on the disk."""
+def _read_back(part: Path) -> str:
+    """The hash of what lies on the disk."""
     with part.open("rb") as content:
         os.fsync(content.fileno())
-        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        return os.fstat(content.fileno()).st_size, sha256
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -133,27 +133,30 @@ class WeightProxy:
         return parent.manifest
 
     async def _check_file(self, manifest: Manifest, file: VersionFile) -> None:
-        """The size first, so that no more is read than the manifest says."""
-        await self._check_size(manifest, file)
-        if file.name in ADAPTER_FILES:
-            await self._check_bytes(manifest, file)
-
-    async def _check_size(self, manifest: Manifest, file: VersionFile) -> None:
+        """The bytes of what generators pull; of all else the size."""
         key = manifest.prefix + file.name
+        if file.name in ADAPTER_FILES:
+            await self._check_bytes(key, file)
+        else:
+            await self._check_size(key, file)
+
+    async def _check_size(self, key: str, file: VersionFile) -> None:
         size_bytes = await to_thread.run_sync(
             self.store.size_bytes, key, limiter=self.store_limiter
         )
         if size_bytes is None:
-            raise InvalidRequestError(f"no object under {key!r}: upload it before the manifest")
+            raise _not_uploaded(key)
         if size_bytes != file.size_bytes:
             raise InvalidRequestError(
                 f"{key!r} has {size_bytes} bytes but the manifest says {file.size_bytes}: "
                 "upload the file again"
             )
 
-    async def _check_bytes(self, manifest: Manifest, file: VersionFile) -> None:
+    async def _check_bytes(self, key: str, file: VersionFile) -> None:
         try:
-            await self.cache.fetch(manifest.prefix + file.name, file)
+            await self.cache.fetch(key, file)
+        except ObjectNotFoundError as error:
+            raise _not_uploaded(key) from error
         except IntegrityError as error:
             raise InvalidRequestError(f"{error.detail}: upload the file again") from error
 
@@ -161,3 +164,7 @@ class WeightProxy:
         file, opened = await self.open_file(manifest, ADAPTER_WEIGHTS)
         with opened:
             return await to_thread.run_sync(read_shapes, opened, file.size_bytes)
+
+
+def _not_uploaded(key: str) -> InvalidRequestError:
+    return InvalidRequestError(f"no object under {key!r}: upload it before the manifest")

@@ -21,7 +21,8 @@ def test_a_simulated_fleet_takes_runs_to_their_end(tmp_path: Path) -> None:
     assert (calls[SUBMIT.name], calls[PUBLISH.name]) == (2, 6)
     # Prepare, init, 2 steps and the groups of each.
     assert calls[LEASE.name] == calls[COMPLETE.name] == 2 * (2 + 2 + 2)
-    assert calls[FILE.name] >= 2 * calls[EVENT.name] > 0
+    # The weights of every version, and the configuration once.
+    assert calls[FILE.name] > calls[EVENT.name] > 0
     assert one["cpu_ms_per_step"]["control plane"] > 0
     assert one["store_objects"][-1] > 12
     assert one["database_mb"][-1] > 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.contracts.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from offbeat.errors import IntegrityError, UnavailableError
 from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
@@ -70,6 +71,27 @@ def test_a_newer_version_is_served_as_soon_as_it_is_published(setting: Following
     assert isinstance(waited_s, float)
     spent_s = sum(float(data[part] or 0) for part in ("download_s", "load_s", "canary_s"))
     assert waited_s >= spent_s * 0.9
+
+
+def test_only_what_has_changed_is_pulled(setting: Following) -> None:
+    """The configuration is that of the version before, unless its folder is gone."""
+    setting.publish(0)
+    setting.policies.start()
+    setting.wait_for(0)
+    setting.publish(1)
+    setting.wait_for(1)
+    first, second = sorted(setting.folder.glob("*/v*"))
+    assert (first / ADAPTER_CONFIG).read_bytes() == (second / ADAPTER_CONFIG).read_bytes()
+    (second / ADAPTER_CONFIG).write_bytes(b"{}")
+    setting.publish(2)
+    setting.wait_for(2)
+    assert setting.client.pulled == [
+        (0, ADAPTER_WEIGHTS),
+        (0, ADAPTER_CONFIG),
+        (1, ADAPTER_WEIGHTS),
+        (2, ADAPTER_WEIGHTS),
+        (2, ADAPTER_CONFIG),
+    ]
 
 
 def test_a_version_is_not_served_before_it_is_proved(setting: Following) -> None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
 
-from offbeat.errors import ObjectNotFoundError
+from offbeat.errors import IntegrityError, ObjectNotFoundError
 from offbeat.objects import S3ObjectStore, split_s3_uri
 
 
@@ -59,6 +59,15 @@ def test_a_missing_object_has_no_size_and_raises(store: S3ObjectStore, run_id: s
     assert store.size_bytes(f"{run_id}/missing") is None
     with pytest.raises(ObjectNotFoundError, match="no object under"):
         store.get(f"{run_id}/missing")
+
+
+def test_an_object_of_another_size_is_not_read(store: S3ObjectStore, run_id: str) -> None:
+    key = f"{run_id}/sized"
+    store.put(key, b"four")
+    assert store.get(key, size_bytes=4) == b"four"
+    with pytest.raises(IntegrityError, match="has 4 bytes, not 3"):
+        store.get(key, size_bytes=3)
+    assert store.get(key) == b"four", "the connection is whole"
 
 
 def test_p10_a_listing_sees_past_the_first_thousand_keys(store: S3ObjectStore, run_id: str) -> None:

@@ -57,6 +57,10 @@ class Rounds:
         """However long the test takes, no round looks at all runs because it is time to."""
         self.scheduler._sweep_at_s = math.inf  # pyright: ignore[reportPrivateUsage]
 
+    def look_for_losses(self) -> None:
+        """However little time has passed, the next round looks for leases that have run out."""
+        self.scheduler._losses_at_s = 0.0  # pyright: ignore[reportPrivateUsage]
+
     def submit(self, name: str) -> str:
         """A new run; its id."""
         return create_run(self.store, ADMIN, spec(name=name), None, self.now).run_id
@@ -125,6 +129,7 @@ def test_a_lease_that_runs_out_is_a_new_attempt_in_the_same_round(rounds: Rounds
             session, job_id, request, now=rounds.now, lease_s=LEASE_S, heartbeat_interval_s=5.0
         )
     rounds.now += 2 * LEASE_S
+    rounds.look_for_losses()
     rounds.scheduler.tick()
     with rounds.store.read() as session:
         row = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()

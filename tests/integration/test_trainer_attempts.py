@@ -44,9 +44,9 @@ class CountingStore(S3ObjectStore):
         super().__init__(*args, **kwargs)
         self.reads: Counter[str] = Counter()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size_bytes: int | None = None) -> bytes:
         self.reads[key] += 1
-        return super().get(key)
+        return super().get(key, size_bytes=size_bytes)
 
 
 class FailingStore(S3ObjectStore):

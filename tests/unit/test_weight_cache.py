@@ -27,11 +27,14 @@ class MemoryStore:
     def put(self, key: str, body: bytes) -> None:
         self.objects[key] = body
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size_bytes: int | None = None) -> bytes:
         assert self.open_gate.wait(timeout=60)
         if key not in self.objects:
             raise ObjectNotFoundError(f"no object under {key!r}")
-        return self.objects[key]
+        body = self.objects[key]
+        if size_bytes not in (None, len(body)):
+            raise IntegrityError(f"{key!r} has {len(body)} bytes, not {size_bytes}")
+        return body
 
     def download(self, key: str, path: Path) -> None:
         path.write_bytes(self.get(key))
@@ -157,13 +160,16 @@ def test_damaged_files_are_read_again(tmp_path: Path, store: MemoryStore, reads:
     assert count(reads) == 3
 
 
-@pytest.mark.parametrize("body", [b"x" * 40, b"a" * 39])
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [(b"x" * 40, "sha256 .*, but its manifest says"), (b"a" * 39, "39 bytes, not 40")],
+)
 def test_wrong_bytes_are_never_kept(
-    tmp_path: Path, store: MemoryStore, reads: Counter, body: bytes
+    tmp_path: Path, store: MemoryStore, reads: Counter, body: bytes, wrong: str
 ) -> None:
     async def scenario() -> None:
         cache = FileCache(tmp_path, store, 50, reads)
-        with pytest.raises(IntegrityError, match=f"'a' has {len(body)} bytes and sha256"):
+        with pytest.raises(IntegrityError, match=rf"'a' has {wrong}"):
             await read(cache, "a")
         with pytest.raises(ObjectNotFoundError):
             await cache.open("missing", described("a"))
@@ -208,8 +214,15 @@ def test_a_file_too_large_for_memory_is_checked_on_the_disk(
 
     async def scenario() -> bytes:
         cache = FileCache(tmp_path, store, 3 * len(body), reads)
-        store.objects["large"] = body[:-1] + b"x"
-        with pytest.raises(IntegrityError, match="but its manifest says"):
+        for damaged, wrong in (
+            (body[:-1] + b"x", "but its manifest says"),
+            (body[:-1], f"has {len(body) - 1} bytes, not {len(body)}"),
+        ):
+            store.objects["large"] = damaged
+            with pytest.raises(IntegrityError, match=wrong):
+                await cache.fetch("large", file)
+        del store.objects["large"]
+        with pytest.raises(ObjectNotFoundError):
             await cache.fetch("large", file)
         store.objects["large"] = body
         with await cache.open("large", file) as opened:
