@@ -17,7 +17,8 @@ from types import FrameType
 
 import structlog
 
-from offbeat.worker import JobRunner, Presence
+from offbeat.presence import Presence
+from offbeat.worker import JobRunner
 
 log = structlog.get_logger(__name__)
 

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -32,8 +30,6 @@ from offbeat.contracts.leases import (
     Lease,
     LeaseRequest,
     ReleaseRequest,
-    ServedVersion,
-    WorkerReport,
 )
 from offbeat.errors import (
     ConflictError,
@@ -44,7 +40,6 @@ from offbeat.errors import (
     OffbeatError,
     OutageError,
     PermanentJobError,
-    UnavailableError,
 )
 from offbeat.queue import TASK_NAME, queue_name
 from offbeat.settings import WorkerSettings
@@ -54,13 +49,10 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-REPORT_INTERVAL_S = 5.0
 MESSAGE_CHARS_MAX = 4000
 OUTAGE_PAUSE_S = 15.0
 """How long a worker takes no job after one that ended in an outage, which had waited for a minute
 already: the next one would need the same."""
-ALIVE_FILE = "alive"
-"""In a worker's data folder; for health checks, which see by its age that the process lives."""
 
 
 class JobContext:
@@ -260,82 +252,6 @@ class JobRunner:
             log.warning("The failure could not be reported.", error=unreported.detail)
         if request.outage:
             self._leaving.wait(OUTAGE_PAUSE_S)
-
-
-class Presence:
-    """Tells every few seconds that the worker lives, also while it is idle: the orchestrator by a
-    report, the machine by a file."""
-
-    def __init__(
-        self,
-        orchestrator: OrchestratorClient,
-        worker_id: str,
-        role: WorkerRole,
-        pool: str,
-        engine: str,
-        serving: Callable[[], tuple[ServedVersion, ...]] = tuple,
-        *,
-        data_dir: Path | None = None,
-    ) -> None:
-        self._orchestrator = orchestrator
-        self._worker_id = worker_id
-        self._role = role
-        self._pool = pool
-        self._engine = engine
-        self._serving = serving
-        self._data_dir = data_dir
-        self._started_at = datetime.now(UTC)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="presence", daemon=True)
-
-    def start(self) -> None:
-        """Report now and then for ever, in a thread of its own."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop reporting."""
-        self._stopping.set()
-        self._thread.join(timeout=REPORT_INTERVAL_S)
-
-    def leave(self) -> None:
-        """Stop reporting, and say that the worker takes no more jobs."""
-        self.stop()
-        try:
-            self._orchestrator.leave(self._worker_id)
-        except OffbeatError as error:
-            log.warning("The orchestrator was not told of the leave.", error=error.detail)
-
-    def _loop(self) -> None:
-        while True:
-            self._write_alive_file()
-            try:
-                self._orchestrator.report(self._worker_id, self._report())
-            except UnavailableError as error:
-                log.debug("The orchestrator does not answer yet.", error=error.detail)
-            except OffbeatError as error:
-                log.warning("The worker's report was refused.", error=error.detail)
-            if self._stopping.wait(REPORT_INTERVAL_S):
-                return
-
-    def _write_alive_file(self) -> None:
-        if self._data_dir is None:
-            return
-        try:
-            self._data_dir.mkdir(parents=True, exist_ok=True)
-            (self._data_dir / ALIVE_FILE).touch()
-        except OSError as error:
-            log.warning("The data folder cannot be written.", error=str(error))
-
-    def _report(self) -> WorkerReport:
-        return WorkerReport(
-            role=self._role,
-            pool=self._pool,
-            engine=self._engine,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started_at=self._started_at,
-            serving=self._serving(),
-        )
 
 
 def worker_identity(settings: WorkerSettings, role: WorkerRole) -> str:

@@ -16,7 +16,6 @@ from offbeat.contracts.leases import (
     Lease,
     LeaseRequest,
     ReleaseRequest,
-    WorkerEvent,
     WorkerReport,
 )
 from offbeat.contracts.weights import Manifest, PublishedVersion
@@ -84,17 +83,8 @@ class OrchestratorClient(ServiceClient):
         self.call("DELETE", f"/internal/workers/{worker_id}")
 
     def report(self, worker_id: str, report: WorkerReport) -> None:
-        """Say that the worker lives and what it serves."""
+        """Say that the worker lives, what it serves and what it saw."""
         self.call("PUT", f"/internal/workers/{worker_id}", json=report.model_dump(mode="json"))
-
-    def event(self, run_id: str, event: WorkerEvent) -> None:
-        """Add to the run's log."""
-        self.call(
-            "POST",
-            f"/internal/runs/{run_id}/events",
-            json=event.model_dump(mode="json"),
-            retry_for_s=LEASE_RETRY_S,
-        )
 
 
 class VersionTakenError(ConflictError):

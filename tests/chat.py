@@ -20,8 +20,10 @@ from offbeat.contracts.jobs import JobKind, JobStatus, WorkerRole
 from offbeat.contracts.runs import RunStatus
 from offbeat.models import load_tokenizer
 from offbeat.objects import S3ObjectStore
+from offbeat.outbox import Outbox
+from offbeat.presence import Presence
 from offbeat.settings import QueueSettings
-from offbeat.worker import JobRunner, Presence
+from offbeat.worker import JobRunner
 from offbeat.worker_api import OrchestratorClient
 from services.generator.chat import chat
 from services.generator.chat_lane import ChatLane
@@ -32,7 +34,6 @@ from services.generator.engines.base import (
     never_cancelled,
     not_heard,
 )
-from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
 from services.generator.weights import RunPolicies
 from services.orchestrator.schema import JobRow, RunRow
@@ -197,6 +198,7 @@ def running_generator(
 ) -> Iterator[None]:
     """The parts of a generator process that answer chats."""
     api = OrchestratorClient(orchestrator.url)
+    outbox = Outbox()
     base = BaseModel(
         engine=engine,
         tokenizer=load_tokenizer(model, None),
@@ -205,7 +207,7 @@ def running_generator(
             engine=engine,
             model=spec().model,
             proxy=proxy.client,
-            events=Events(api.event, "generator-1"),
+            tell=outbox.add,
             folder=folder,
             spare_max=1,
         ),
@@ -215,7 +217,15 @@ def running_generator(
     runner = JobRunner(
         api, "generator-1", {JobKind.CHAT: lambda context: chat(context, models, speaker)}
     )
-    presence = Presence(api, "generator-1", WorkerRole.GENERATOR, POOL, engine.name, models.serving)
+    presence = Presence(
+        api,
+        "generator-1",
+        WorkerRole.GENERATOR,
+        POOL,
+        engine.name,
+        models.serving,
+        outbox=outbox,
+    )
     lane = ChatLane(runner, speaker, POOL)
     presence.start()
     lane.start()

@@ -12,9 +12,10 @@ from offbeat.contracts.jobs import JobKind, JobOutput, WorkerRole
 from offbeat.departure import Departure
 from offbeat.errors import WorkerError
 from offbeat.logs import configure_logs
+from offbeat.presence import Presence
 from offbeat.queue import create_celery
 from offbeat.settings import QueueSettings, WorkerSettings
-from offbeat.worker import JobContext, JobRunner, Presence, consume, worker_identity
+from offbeat.worker import JobContext, JobRunner, consume, worker_identity
 from offbeat.worker_api import OrchestratorClient
 from tests.plausible import plausible_output
 

@@ -21,7 +21,6 @@ from services.generator.engines.base import (
     never_cancelled,
     not_heard,
 )
-from services.generator.events import Events
 from services.generator.weights import RunPolicies
 from tests.policies import Reference, upload_policy
 from tests.tiny_engine import TinyEngine
@@ -115,15 +114,12 @@ class Following:
         self.policies = self.follow(self.run_id)
 
     def follow(self, run_id: str) -> RunPolicies:
-        def send(_: str, event: WorkerEvent) -> None:
-            self.events.append(event)
-
         return RunPolicies(
             run_id,
             engine=self.engine,
             model=MODEL,
             proxy=self.client,
-            events=Events(send, "generator-1"),
+            tell=self.events.append,
             folder=self.folder,
             spare_max=SPARE_MAX,
         )

@@ -18,7 +18,14 @@ from pydantic import SecretStr
 from offbeat.chat_channel import ChatListener
 from offbeat.contracts.connection import Connection, StoreAccess
 from offbeat.contracts.jobs import JobMessage, JobOutput, WorkerRole
-from offbeat.contracts.leases import CompleteRequest, FailRequest, Lease, LeaseRequest, WorkerReport
+from offbeat.contracts.leases import (
+    CompleteRequest,
+    FailRequest,
+    Lease,
+    LeaseRequest,
+    WorkerEvent,
+    WorkerReport,
+)
 from offbeat.objects import S3ObjectStore
 from offbeat.queue import create_celery, queue_name
 from offbeat.settings import QueueSettings
@@ -198,8 +205,10 @@ class Hand:
     reward_std: float = 0.5
     """Of every group that it generates."""
 
-    def report(self, role: WorkerRole, worker_id: str | None = None) -> None:
-        """Say that a worker is there."""
+    def report(
+        self, role: WorkerRole, worker_id: str | None = None, events: tuple[WorkerEvent, ...] = ()
+    ) -> None:
+        """Say that a worker is there, and what it saw."""
         self.orchestrator.worker.report(
             worker_id or f"{self.worker_id}-{role}",
             WorkerReport(
@@ -209,6 +218,7 @@ class Hand:
                 host="test",
                 pid=1,
                 started_at=datetime.now(UTC),
+                events=events,
             ),
         )
 

@@ -90,6 +90,35 @@ class ServedVersion(Contract):
     adapter_sha256: Sha256
 
 
+SERVING_KINDS = ("version_served", "canary_failed")
+EVENT_CHARS_MAX = 4096
+EVENT_AGE_S_MAX = 86_400.0
+REPORT_EVENTS_MAX = 64
+
+
+class WorkerEvent(Contract):
+    """Something a worker saw that the run's log should hold."""
+
+    run_id: Id
+    kind: Literal["version_served", "canary_failed", "reward_failed"]
+    message: Annotated[str, Field(max_length=EVENT_CHARS_MAX)]
+    data: Annotated[
+        dict[Name, Annotated[str, Field(max_length=4096)] | int | float | bool | None],
+        Field(max_length=64),
+    ] = Field(default_factory=dict)
+    age_s: Annotated[float, Field(ge=0, le=EVENT_AGE_S_MAX)] = 0.0
+    """How long ago that was when the report was sent."""
+
+    @model_validator(mode="after")
+    def _names_the_version(self) -> Self:
+        version = self.data.get("version")
+        if self.kind in SERVING_KINDS and not (
+            isinstance(version, int) and 0 <= version <= INT_MAX
+        ):
+            raise ValueError(f"{self.kind} needs data.version, the number of the policy version")
+        return self
+
+
 class WorkerReport(Contract):
     """`PUT /internal/workers/{id}`: sent every few seconds, also by an idle worker."""
 
@@ -100,27 +129,5 @@ class WorkerReport(Contract):
     pid: int
     started_at: datetime
     serving: Annotated[tuple[ServedVersion, ...], Field(max_length=4096)] = ()
-
-
-SERVING_KINDS = ("version_served", "canary_failed")
-
-
-class WorkerEvent(Contract):
-    """`POST /internal/runs/{run}/events`: something a worker saw that the run's log should hold."""
-
-    kind: Literal["version_served", "canary_failed", "reward_failed", "samples_lost"]
-    worker_id: Name
-    message: Annotated[str, Field(max_length=4096)]
-    data: Annotated[
-        dict[Name, Annotated[str, Field(max_length=4096)] | int | float | bool | None],
-        Field(max_length=64),
-    ] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _names_the_version(self) -> Self:
-        version = self.data.get("version")
-        if self.kind in SERVING_KINDS and not (
-            isinstance(version, int) and 0 <= version <= INT_MAX
-        ):
-            raise ValueError(f"{self.kind} needs data.version, the number of the policy version")
-        return self
+    events: Annotated[tuple[WorkerEvent, ...], Field(max_length=REPORT_EVENTS_MAX)] = ()
+    """What it saw since the report before, oldest first."""

@@ -40,7 +40,6 @@ LEASE = Route(service="orchestrator", method="POST", path="/internal/jobs/{job}/
 HEARTBEAT = Route(service="orchestrator", method="POST", path="/internal/jobs/{job}/heartbeat")
 COMPLETE = Route(service="orchestrator", method="POST", path="/internal/jobs/{job}/complete")
 REPORT = Route(service="orchestrator", method="PUT", path="/internal/workers/{worker}")
-EVENT = Route(service="orchestrator", method="POST", path="/internal/runs/{run}/events")
 SUBMIT = Route(service="orchestrator", method="POST", path="/v1/runs")
 RUN = Route(service="orchestrator", method="GET", path="/v1/runs/{run}")
 DIAGNOSIS = Route(service="orchestrator", method="GET", path="/v1/runs/{run}/diagnosis")

@@ -11,7 +11,7 @@ from offbeat.contracts.jobs import GenerateInput, GenerateOutput, PrepareOutput,
 from offbeat.contracts.leases import Lease, ServedVersion, WorkerEvent
 from offbeat.contracts.rollouts import GroupSummary
 from offbeat.contracts.weights import ADAPTER_FILES, Manifest, PublishedVersion
-from scripts.bench.scale_calls import EVENT, FILE, NEWER
+from scripts.bench.scale_calls import FILE, NEWER
 from scripts.bench.scale_worker import Surroundings, Worker
 
 RUNS_MAX, RUN_IDLE_S, POLL_WAIT_S = 16, 600.0, 20.0
@@ -32,7 +32,7 @@ class FollowedRun:
         self._pulled: set[str] = set()
         """Hashes of the files of the version that it serves."""
         self._run_id = run_id
-        self._worker = generator.name
+        self._outbox = generator.outbox
         self._caller = generator.caller
         self._idle_s = RUN_IDLE_S / generator.around.case.pace
         self._changed = asyncio.Condition()
@@ -70,8 +70,8 @@ class FollowedRun:
             )
             self._changed.notify_all()
         served = WorkerEvent(
+            run_id=run_id,
             kind="version_served",
-            worker_id=self._worker,
             message=f"Version {version} is loaded and proved.",
             data={
                 "version": version,
@@ -84,7 +84,7 @@ class FollowedRun:
                 "canary_s": 0.1,
             },
         )
-        await self._caller.call(EVENT, served, run=run_id)
+        self._outbox.add(served)
 
 
 class Generator(Worker):

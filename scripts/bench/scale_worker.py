@@ -25,8 +25,9 @@ from offbeat.contracts.leases import (
     WorkerReport,
 )
 from offbeat.objects import S3ObjectStore
+from offbeat.outbox import Outbox
+from offbeat.presence import REPORT_INTERVAL_S
 from offbeat.queue import queue_name
-from offbeat.worker import REPORT_INTERVAL_S
 from scripts.bench.scale_calls import COMPLETE, HEARTBEAT, LEASE, REPORT, Caller, Ledger, Service
 from scripts.bench.scale_cases import ScaleCase
 from scripts.bench.scale_queue import MessageQueue
@@ -59,6 +60,7 @@ class Worker(ABC):
         """All that it does at once, for as long as it runs."""
         self.joined = asyncio.Event()
         """Set once the orchestrator knows of it."""
+        self.outbox = Outbox()
         self.lease_took_s = 0.0
         """The newest one."""
         self._started_at = datetime.now(UTC)
@@ -114,16 +116,18 @@ class Worker(ABC):
         # The workers of a fleet do not report in the same moment.
         pause_s = random.uniform(0, REPORT_INTERVAL_S)
         while True:
-            report = WorkerReport(
-                role=self.role,
-                pool=POOL,
-                engine="simulated",
-                host="localhost",
-                pid=1,
-                started_at=self._started_at,
-                serving=self.serving(),
-            )
-            await self.caller.call(REPORT, report, worker=self.name)
+            with self.outbox.sending() as events:
+                report = WorkerReport(
+                    role=self.role,
+                    pool=POOL,
+                    engine="simulated",
+                    host="localhost",
+                    pid=1,
+                    started_at=self._started_at,
+                    serving=self.serving(),
+                    events=events,
+                )
+                await self.caller.call(REPORT, report, worker=self.name)
             self.joined.set()
             await asyncio.sleep(pause_s)
             pause_s = REPORT_INTERVAL_S

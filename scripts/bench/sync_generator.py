@@ -26,7 +26,6 @@ from offbeat.worker_api import WeightProxyClient
 from scripts.bench.sync_cases import EngineKind
 from scripts.bench.sync_engine import LightEngine
 from services.generator.engines.base import Engine, SampleRequest, Sampling
-from services.generator.events import Events
 from services.generator.weights import RunPolicies
 
 SPARE_VERSIONS = 2
@@ -79,7 +78,7 @@ class Timeline:
         self._generator = generator
         self._lock = threading.Lock()
 
-    def served(self, _: str, event: WorkerEvent) -> None:
+    def served(self, event: WorkerEvent) -> None:
         """Takes the product's event, which says how long each part took; the run's log is told
         once the version can be used."""
         if event.kind != "version_served":
@@ -169,7 +168,7 @@ def main() -> None:
         engine=engine,
         model=task.model,
         proxy=WeightProxyClient(task.proxy_url),
-        events=Events(timeline.served, task.name),
+        tell=timeline.served,
         folder=task.folder,
         spare_max=SPARE_VERSIONS,
     )

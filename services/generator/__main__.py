@@ -17,10 +17,12 @@ from offbeat.devices import device_of
 from offbeat.logs import configure_logs
 from offbeat.models import load_tokenizer, max_positions, resolve_model
 from offbeat.objects import WORKER_RETRY_S, S3ObjectStore
+from offbeat.outbox import Outbox
+from offbeat.presence import Presence
 from offbeat.queue import create_celery
 from offbeat.rewards.scorer import RewardScorer
 from offbeat.tables import PromptRow, decode_prompts
-from offbeat.worker import Handler, JobRunner, Presence, consume, worker_identity
+from offbeat.worker import Handler, JobRunner, consume, worker_identity
 from offbeat.worker_api import OrchestratorClient, WeightProxyClient
 from services.generator.chat import chat
 from services.generator.chat_lane import ChatLane
@@ -29,7 +31,6 @@ from services.generator.engines.model import LoraModel
 from services.generator.engines.transformers import TransformersEngine
 from services.generator.engines.vllm_engines import VllmEngines
 from services.generator.evaluate import evaluate
-from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
 from services.generator.prepare import prepare
 from services.generator.pull import Scratch
@@ -62,7 +63,8 @@ def main() -> None:
     speaker = ChatSpeaker(settings.queue)
     with RewardScorer() as scorer:
         scorer.warm_up()
-        generator = build(settings, worker_id, store, orchestrator, scorer, scratch.folder, vllm)
+        outbox = Outbox()
+        generator = build(settings, worker_id, store, outbox, scorer, scratch.folder, vllm)
         handlers: dict[JobKind, Handler] = {
             JobKind.PREPARE: lambda context: prepare(
                 context, store=store, models_dir=settings.model_cache_dir, scorer=scorer
@@ -82,6 +84,7 @@ def main() -> None:
             settings.pool,
             settings.engine,
             generator.models.serving,
+            outbox=outbox,
             data_dir=settings.data_dir,
         )
         presence.start()
@@ -100,7 +103,7 @@ def build(
     settings: GeneratorSettings,
     worker_id: str,
     store: S3ObjectStore,
-    orchestrator: OrchestratorClient,
+    outbox: Outbox,
     scorer: RewardScorer,
     adapters_dir: Path,
     vllm: VllmEngines | None,
@@ -109,7 +112,6 @@ def build(
     proxy = WeightProxyClient(
         settings.weight_proxy_url, settings.worker_token, ca_file=settings.ca_file
     )
-    events = Events(orchestrator.event, worker_id)
 
     def open_transformers(
         model: ModelSection, folder: Path, tokenizer: PreTrainedTokenizerBase
@@ -129,7 +131,7 @@ def build(
                 engine=engine,
                 model=model,
                 proxy=proxy,
-                events=events,
+                tell=outbox.add,
                 folder=adapters_dir,
                 spare_max=settings.adapters_max,
             ),
@@ -145,7 +147,7 @@ def build(
         prompts=prompts,
         models=BaseModels(open_model, settings.models_max),
         scorer=scorer,
-        events=events,
+        tell=outbox.add,
         worker_id=worker_id,
     )
 

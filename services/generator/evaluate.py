@@ -46,7 +46,7 @@ def evaluate(context: JobContext, generator: Generator) -> EvaluateOutput:
             rollouts += rows
             failures += problems
             context.progress = len(rollouts) / (len(groups) * num_samples)
-    report_failures(lease, generator.events, failures)
+    report_failures(lease, generator.tell, failures)
 
     context.check()
     key = keys.evaluation(lease.run_id, job.version, lease.job_id, lease.attempt)

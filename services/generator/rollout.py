@@ -34,7 +34,7 @@ def generate(context: JobContext, generator: Generator) -> GenerateOutput:
     ):
         sampled = sample(model, policy, groups, sampling, context.check)
     rollouts, failures = scored_rollouts(lease, generator, sampled)
-    report_failures(lease, generator.events, failures)
+    report_failures(lease, generator.tell, failures)
 
     context.check()
     key = keys.rollouts(lease.run_id, lease.job_id, lease.attempt)

@@ -1,16 +1,15 @@
 """From completions to rows: text, rewards, and what the control plane keeps of each group."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from transformers import PreTrainedTokenizerBase
 
-from offbeat.contracts.leases import Lease
+from offbeat.contracts.leases import EVENT_CHARS_MAX, Lease, WorkerEvent
 from offbeat.contracts.rollouts import GroupSummary, Rollout
 from offbeat.rewards.scores import RewardFailure, RewardSample
 from services.generator.engines.base import Completion
-from services.generator.events import Events
 from services.generator.sample import Generator, Sampled
 
 
@@ -66,14 +65,19 @@ def text_of(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
     return text
 
 
-def report_failures(lease: Lease, events: Events, failures: Iterable[RewardFailure]) -> None:
+def report_failures(
+    lease: Lease, tell: Callable[[WorkerEvent], None], failures: Iterable[RewardFailure]
+) -> None:
     """One event for each part that could not score some samples of the job."""
     for part, message in {failure.part: failure.message for failure in failures}.items():
-        events.post(
-            lease.run_id,
-            "reward_failed",
-            f"Reward {part!r} could not score some samples: {message}",
-            {"part": part, "job_id": lease.job_id},
+        text = f"Reward {part!r} could not score some samples: {message}"
+        tell(
+            WorkerEvent(
+                run_id=lease.run_id,
+                kind="reward_failed",
+                message=text[:EVENT_CHARS_MAX],
+                data={"part": part, "job_id": lease.job_id},
+            )
         )
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from offbeat.contracts.leases import WorkerEvent
 from offbeat.contracts.run_spec import RolloutSection
 from offbeat.objects import ObjectStore
 from offbeat.rewards.scorer import RewardScorer
 from offbeat.tables import PromptRow
 from services.generator.engines.base import Completion, SampleRequest, Sampling
-from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
 from services.generator.shelf import Policy
 
@@ -25,7 +25,8 @@ class Generator:
     """The prompt table under a key."""
     models: BaseModels
     scorer: RewardScorer
-    events: Events
+    tell: Callable[[WorkerEvent], None]
+    """Has the log of a run hold something."""
     worker_id: str
 
 

@@ -20,13 +20,12 @@ import structlog
 
 from offbeat import keys
 from offbeat.canary import CanaryVerdict
-from offbeat.contracts.leases import ServedVersion
+from offbeat.contracts.leases import EVENT_CHARS_MAX, ServedVersion, WorkerEvent
 from offbeat.contracts.run_spec import ModelSection
 from offbeat.contracts.weights import ADAPTER_FILES, Canary, Manifest, PublishedVersion
 from offbeat.errors import IntegrityError, OffbeatError, OutageError, UnavailableError
 from offbeat.worker_api import WeightProxyClient
 from services.generator.engines.base import Engine, never_cancelled
-from services.generator.events import Events
 from services.generator.proof import check_manifest, prove
 from services.generator.pull import pull
 from services.generator.shelf import Policy, Shelf
@@ -53,7 +52,7 @@ class RunPolicies:
         engine: Engine,
         model: ModelSection,
         proxy: WeightProxyClient,
-        events: Events,
+        tell: Callable[[WorkerEvent], None],
         folder: Path,
         spare_max: int,
     ) -> None:
@@ -61,7 +60,7 @@ class RunPolicies:
         self._engine = engine
         self._model = model
         self._proxy = proxy
-        self._events = events
+        self._tell = tell
         self._folder = folder
         self._shelf = Shelf(spare_max, lambda policy: self._discard(policy.name, policy.folder))
         self._left: dict[str, Path] = {}
@@ -275,25 +274,33 @@ class RunPolicies:
         waited_s = (datetime.now(UTC) - published.published_at).total_seconds()
         rounded = {part: round(value, 3) for part, value in seconds.items()}
         log.info("A version is served.", version=manifest.version, **rounded)
-        self._events.post(
-            self._run_id,
-            "version_served",
-            f"Version {manifest.version} is loaded and proved.",
-            {
-                "version": manifest.version,
-                "adapter_sha256": manifest.adapter_sha256,
-                "publish_to_served_s": waited_s if is_new else None,
-                "canary_mean_abs_difference": verdict.mean_abs_difference,
-                "canary_separation": verdict.separation,
-                **seconds,
-            },
+        self._tell(
+            WorkerEvent(
+                run_id=self._run_id,
+                kind="version_served",
+                message=f"Version {manifest.version} is loaded and proved.",
+                data={
+                    "version": manifest.version,
+                    "adapter_sha256": manifest.adapter_sha256,
+                    "publish_to_served_s": waited_s if is_new else None,
+                    "canary_mean_abs_difference": verdict.mean_abs_difference,
+                    "canary_separation": verdict.separation,
+                    **seconds,
+                },
+            )
         )
 
     def _report_refusal(self, manifest: Manifest, error: IntegrityError) -> None:
         log.error("A version was refused.", version=manifest.version, reason=error.detail)
-        self._events.post(
-            self._run_id,
-            "canary_failed",
-            f"Version {manifest.version} is not served: {error.detail}",
-            {"version": manifest.version, "adapter_sha256": manifest.adapter_sha256},
+        message = f"Version {manifest.version} is not served: {error.detail}"
+        self._tell(
+            WorkerEvent(
+                run_id=self._run_id,
+                kind="canary_failed",
+                message=message[:EVENT_CHARS_MAX],
+                data={
+                    "version": manifest.version,
+                    "adapter_sha256": manifest.adapter_sha256,
+                },
+            )
         )

@@ -26,7 +26,6 @@ from services.orchestrator.rates import RateLimiter
 from services.orchestrator.reports import Report
 from services.orchestrator.scheduler import Scheduler
 from services.orchestrator.store import Store
-from services.orchestrator.worker_events import PostedEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,6 @@ class Services:
     heartbeats: Batches[Heartbeat, HeartbeatReply] = field(
         default_factory=Batches[Heartbeat, HeartbeatReply]
     )
-    events: Batches[PostedEvent, None] = field(default_factory=Batches[PostedEvent, None])
 
 
 async def services_of(request: Request) -> Services:

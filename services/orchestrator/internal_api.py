@@ -14,7 +14,6 @@ from offbeat.contracts.leases import (
     Lease,
     LeaseRequest,
     ReleaseRequest,
-    WorkerEvent,
     WorkerReport,
 )
 from offbeat.errors import ForbiddenError, HeldBackError
@@ -23,7 +22,6 @@ from services.orchestrator.dependencies import ServicesDep, WorkerRoute
 from services.orchestrator.heartbeats import Heartbeat, write_heartbeats
 from services.orchestrator.reports import Report, write_reports
 from services.orchestrator.schema import WorkerRow
-from services.orchestrator.worker_events import PostedEvent, write_worker_events
 
 router = APIRouter(prefix="/internal", route_class=WorkerRoute, include_in_schema=False)
 
@@ -106,7 +104,7 @@ def leave(services: ServicesDep, worker_id: Name) -> None:
 
 @router.put("/workers/{worker_id}", status_code=204)
 async def report(services: ServicesDep, worker_id: Name, request: WorkerReport) -> None:
-    """Say that a worker lives."""
+    """Say that a worker lives, and what it saw."""
     now = services.clock()
     is_new = await services.reports.add(
         Report(worker_id=worker_id, body=request),
@@ -114,13 +112,3 @@ async def report(services: ServicesDep, worker_id: Name, request: WorkerReport) 
     )
     if is_new:
         await run_sync(services.scheduler.wake)
-
-
-@router.post("/runs/{run_id}/events", status_code=204)
-async def event(services: ServicesDep, run_id: str, request: WorkerEvent) -> None:
-    """Add what a worker saw to the run's log."""
-    now = services.clock()
-    await services.events.add(
-        PostedEvent(run_id=run_id, body=request),
-        lambda batch: write_worker_events(services.store, batch, now),
-    )

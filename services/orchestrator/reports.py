@@ -1,4 +1,4 @@
-"""What workers report of themselves."""
+"""What workers report: of themselves, and of what they saw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from sqlalchemy import select
 from offbeat.contracts.leases import WorkerReport
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import Store
+from services.orchestrator.worker_events import add_worker_events, lock_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +20,9 @@ class Report:
 
 
 def write_reports(store: Store, reports: Sequence[Report], now: float) -> list[bool]:
-    """Note that these workers live; of each whether it is a new one."""
+    """Note that these workers live and what they saw; of each whether it is a new one."""
     with store.write() as session:
+        runs = lock_runs(session, {e.run_id for report in reports for e in report.body.events})
         ids = {report.worker_id for report in reports}
         found = session.scalars(select(WorkerRow).where(WorkerRow.id.in_(ids)))
         rows = {row.id: row for row in found}
@@ -32,6 +34,8 @@ def write_reports(store: Store, reports: Sequence[Report], now: float) -> list[b
             row = rows[report.worker_id]
             row.role = report.body.role
             row.pool = report.body.pool
-            row.report = report.body.model_dump_json()
+            row.report = report.body.model_dump_json(exclude={"events"})
             row.last_seen_at = now
+        for report in reports:
+            add_worker_events(session, runs, report.worker_id, report.body.events, now)
     return [report.worker_id in new for report in reports]

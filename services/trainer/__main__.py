@@ -17,8 +17,9 @@ from offbeat.devices import device_of
 from offbeat.logs import configure_logs
 from offbeat.models import is_stored, resolve_model, stored_at
 from offbeat.objects import WORKER_RETRY_S, S3ObjectStore
+from offbeat.presence import Presence
 from offbeat.queue import create_celery
-from offbeat.worker import JobRunner, Presence, consume, worker_identity
+from offbeat.worker import JobRunner, consume, worker_identity
 from offbeat.worker_api import OrchestratorClient, WeightProxyClient
 from services.trainer import run
 from services.trainer.memory import Memory

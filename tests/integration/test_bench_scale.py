@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.scale_calls import COMPLETE, EVENT, FILE, LEASE, PUBLISH, SUBMIT
+from scripts.bench.scale_calls import COMPLETE, FILE, LEASE, PUBLISH, SUBMIT
 from scripts.bench.scale_cases import ScaleCase
 from scripts.bench_scale import run_case
 
@@ -21,8 +21,8 @@ def test_a_simulated_fleet_takes_runs_to_their_end(tmp_path: Path) -> None:
     assert (calls[SUBMIT.name], calls[PUBLISH.name]) == (2, 6)
     # Prepare, init, 2 steps and the groups of each.
     assert calls[LEASE.name] == calls[COMPLETE.name] == 2 * (2 + 2 + 2)
-    # The weights of every version, and the configuration once.
-    assert calls[FILE.name] > calls[EVENT.name] > 0
+    # Who follows a run pulls the weights of each version, and the configuration once.
+    assert calls[FILE.name] > calls[PUBLISH.name]
     assert one["cpu_ms_per_step"]["control plane"] > 0
     assert one["store_objects"][-1] > 12
     assert one["database_mb"][-1] > 0

@@ -22,7 +22,6 @@ from offbeat.worker import JobContext
 from services.generator.engines.model import LoraModel
 from services.generator.engines.transformers import TransformersEngine
 from services.generator.evaluate import evaluate
-from services.generator.events import Events
 from services.generator.models import BaseModel, BaseModels
 from services.generator.rollout import generate
 from services.generator.sample import Generator
@@ -103,18 +102,11 @@ def setting(
             lambda model: open_model(tiny_model, tmp_path, proxy, events), models_max=1
         ),
         scorer=scorer,
-        events=events_into(events),
+        tell=events.append,
         worker_id="generator-1",
     )
     yield Setting(run_id=run_id, generator=generator, events=events)
     generator.models.close()
-
-
-def events_into(events: list[WorkerEvent]) -> Events:
-    def send(_: str, event: WorkerEvent) -> None:
-        events.append(event)
-
-    return Events(send, "generator-1")
 
 
 def open_model(
@@ -131,7 +123,7 @@ def open_model(
             engine=engine,
             model=spec().model,
             proxy=proxy.client,
-            events=events_into(events),
+            tell=events.append,
             folder=adapters,
             spare_max=1,
         ),

@@ -14,7 +14,6 @@ from offbeat.tables import PromptRow
 from services.generator.engines.base import Completion, Sampling, never_cancelled
 from services.generator.engines.model import LoraModel
 from services.generator.engines.transformers import TransformersEngine
-from services.generator.events import Events
 from services.generator.models import BaseModel
 from services.generator.sample import Group, sample
 from services.generator.weights import RunPolicies
@@ -57,7 +56,7 @@ def test_two_runs_of_different_rank_share_an_engine(
                 engine=engine,
                 model=spec().model,
                 proxy=proxy.client,
-                events=Events(lambda _, event: events.append(event), "generator-1"),
+                tell=events.append,
                 folder=tmp_path,
                 spare_max=1,
             ),

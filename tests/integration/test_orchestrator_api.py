@@ -92,9 +92,12 @@ def test_events_are_streamed_until_the_run_ends(http: httpx.Client) -> None:
 def test_a_workers_event_reaches_the_log(orchestrator: Orchestrator, http: httpx.Client) -> None:
     run_id = submit(http)
     event = WorkerEvent(
-        kind="canary_failed", worker_id="g1", message="Version 3 is not it.", data={"version": 3}
+        run_id=run_id,
+        kind="canary_failed",
+        message="Version 3 is not it.",
+        data={"version": 3},
     )
-    orchestrator.worker.event(run_id, event)
+    Hand(orchestrator).report(GENERATOR, "g1", (event,))
     last = events(http, run_id)[-1]
     assert (last["kind"], last["level"]) == ("canary_failed", "warning")
     assert last["data"] == {"worker_id": "g1", "version": 3}

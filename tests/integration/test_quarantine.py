@@ -113,13 +113,11 @@ def test_versions_that_only_one_worker_refuses_are_its_own_fault(
     run_id = submit(http)
     for version in range(3):
         served = WorkerEvent(
-            kind="version_served", worker_id="good", message="-", data={"version": version}
+            run_id=run_id, kind="version_served", message="-", data={"version": version}
         )
-        refused = WorkerEvent(
-            kind="canary_failed", worker_id="bad", message="-", data={"version": version}
-        )
-        orchestrator.worker.event(run_id, served)
-        orchestrator.worker.event(run_id, refused)
+        refused = served.model_copy(update={"kind": "canary_failed"})
+        good.report(GENERATOR, "good", (served,))
+        bad.report(GENERATOR, "bad", (refused,))
     reason = workers(http)["bad"]["quarantine"]
     assert isinstance(reason, dict)
     assert reason["reason"] == "it failed 3 times in a row (serve) at what others do well"

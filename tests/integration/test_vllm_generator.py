@@ -60,7 +60,9 @@ class Jobs:
 
         @app.put("/internal/workers/{worker_id}")
         async def report(request: Request) -> None:
-            self.engines.add((await request.json())["engine"])
+            told = await request.json()
+            self.engines.add(told["engine"])
+            self.events += told["events"]
 
         @app.post("/internal/jobs/{job_id}/lease")
         async def lease(job_id: str) -> Response:
@@ -75,10 +77,6 @@ class Jobs:
         @app.post("/internal/jobs/{job_id}/{end}")
         async def ended(job_id: str, end: str, request: Request) -> None:
             self.results[job_id] = {"end": end, **await request.json()}
-
-        @app.post("/internal/runs/{run_id}/events")
-        async def event(run_id: str, request: Request) -> None:
-            self.events.append(await request.json())
 
         return app
 

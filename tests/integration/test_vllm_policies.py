@@ -13,7 +13,6 @@ from offbeat.errors import IntegrityError, LeaseLostError, UnavailableError
 from offbeat.objects import S3ObjectStore
 from services.generator.engines.base import SampleRequest, Sampling
 from services.generator.engines.vllm import VllmEngine
-from services.generator.events import Events
 from services.generator.weights import RunPolicies
 from tests.fake_vllm import FakeVllm
 from tests.policies import PROMPT_IDS, Reference, upload_policy
@@ -56,7 +55,7 @@ class Setting:
             engine=self.engine,
             model=MODEL,
             proxy=self.proxy.client,
-            events=Events(lambda _, event: self.events.append(event), "generator-1"),
+            tell=self.events.append,
             folder=self.folder,
             spare_max=SPARE_MAX,
         )
@@ -198,7 +197,7 @@ def test_w8_a_load_that_fails_does_not_move_the_version(setting: Setting, fault:
     assert set(setting.serving) == {0}
     with setting.policies.newest(1, timeout_s=60):
         assert set(setting.serving) == {0, 1}
-    assert setting.kinds == ["version_served", "version_served"]
+    wait_until(lambda: setting.kinds == ["version_served", "version_served"])
 
 
 def test_an_adapter_that_the_server_refuses_is_reported_with_its_reason(setting: Setting) -> None:

@@ -1,14 +1,17 @@
-"""Events of many workers are written together, each into the log of its run."""
+"""What many workers saw is written with their reports, each into the log of its run."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Literal
 
 import pytest
 
-from offbeat.contracts.leases import WorkerEvent
+from offbeat.contracts.jobs import WorkerRole
+from offbeat.contracts.leases import WorkerEvent, WorkerReport
 from offbeat.contracts.runs import EventLevel
-from offbeat.errors import NotFoundError
+from services.orchestrator.reports import Report, write_reports
+from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import Store, events_after
-from services.orchestrator.worker_events import PostedEvent, write_worker_events
 from tests.orchestrator_store import orchestrator_store, running_run
 
 NOW = 1_000_000.0
@@ -26,39 +29,59 @@ def store(database_url: str) -> Iterator[Store]:
         yield store
 
 
-def served(worker_id: str) -> WorkerEvent:
+def seen(
+    run_id: str,
+    kind: Literal["version_served", "canary_failed"] = "version_served",
+    age_s: float = 0.0,
+) -> WorkerEvent:
     return WorkerEvent(
-        kind="version_served", worker_id=worker_id, message=worker_id, data={"version": 3}
+        run_id=run_id, kind=kind, message=f"{kind} of {run_id}", data={"version": 3}, age_s=age_s
     )
 
 
-def refused(worker_id: str) -> WorkerEvent:
-    return WorkerEvent(
-        kind="canary_failed", worker_id=worker_id, message=worker_id, data={"version": 3}
+def report(worker_id: str, *events: WorkerEvent) -> Report:
+    body = WorkerReport(
+        role=WorkerRole.GENERATOR,
+        pool="default",
+        engine="e",
+        host="h",
+        pid=1,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        events=events,
     )
+    return Report(worker_id=worker_id, body=body)
 
 
-def log_of(store: Store, run_id: str) -> list[tuple[EventLevel, str, str]]:
+def log_of(store: Store, run_id: str) -> list[tuple[float, EventLevel, str, str]]:
     with store.read() as session:
         return [
-            (event.level, event.kind, event.message)
+            (event.at, event.level, event.message, event.data)
             for event in events_after(session, run_id, after=0, limit=10)
         ]
 
 
-def test_each_gets_into_the_log_of_its_run(store: Store) -> None:
-    posted = [
-        PostedEvent(run_id="b", body=served("one")),
-        PostedEvent(run_id="gone", body=served("two")),
-        PostedEvent(run_id="a", body=refused("three")),
-        PostedEvent(run_id="b", body=served("four")),
+def test_each_gets_into_the_log_of_its_run_as_of_when_it_was_seen(store: Store) -> None:
+    reports = [
+        report("one", seen("b", age_s=4.0), seen("gone"), seen("a", "canary_failed")),
+        report("two", seen("b", age_s=2.5)),
+        report("three"),
     ]
-    first, second, third, fourth = write_worker_events(store, posted, NOW)
-    assert (first, third, fourth) == (None, None, None)
-    assert isinstance(second, NotFoundError)
+    assert write_reports(store, reports, NOW) == [True, True, True]
+    data = '{"worker_id": "%s", "version": 3}'
+    served = "version_served of b"
     assert log_of(store, "b") == [
-        (EventLevel.INFO, "version_served", "one"),
-        (EventLevel.INFO, "version_served", "four"),
+        (NOW - 4.0, EventLevel.INFO, served, data % "one"),
+        (NOW - 2.5, EventLevel.INFO, served, data % "two"),
     ]
-    assert log_of(store, "a") == [(EventLevel.WARNING, "canary_failed", "three")]
+    assert log_of(store, "a") == [
+        (NOW, EventLevel.WARNING, "canary_failed of a", data % "one"),
+    ]
     assert log_of(store, "gone") == []
+
+
+def test_what_a_worker_saw_is_not_kept_as_what_it_is(store: Store) -> None:
+    write_reports(store, [report("one", seen("a"))], NOW)
+    with store.read() as session:
+        kept = session.get_one(WorkerRow, "one").report
+    assert "events" not in kept
+    assert WorkerReport.model_validate_json(kept).events == ()

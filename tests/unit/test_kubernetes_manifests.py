@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from offbeat.cli.main import app
 from offbeat.contracts.plan import Plan
 from offbeat.departure import EXIT_MARGIN_S
+from offbeat.presence import ALIVE_FILE, REPORT_INTERVAL_S
 from offbeat.serving import SHUTDOWN_GRACE_S
 from offbeat.settings import (
     SECRETS_DIR,
@@ -27,7 +28,6 @@ from offbeat.settings import (
     QueueSettings,
     ServerSettings,
 )
-from offbeat.worker import ALIVE_FILE, REPORT_INTERVAL_S
 from scripts.env_example import variables
 from services.generator.engines.vllm_checks import VERSION_TESTED
 from services.generator.engines.vllm_command import SERVER_ENVIRONMENT

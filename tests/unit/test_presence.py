@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from offbeat.contracts.jobs import WorkerRole
-from offbeat.worker import ALIVE_FILE, Presence
+from offbeat.presence import ALIVE_FILE, Presence
 from offbeat.worker_api import OrchestratorClient
 from scripts.parts import free_port
 from tests.waiting import wait_until

@@ -12,7 +12,6 @@ from offbeat.objects import S3ObjectStore
 from services.generator.engines.base import Completion, SampleRequest, Sampling
 from services.generator.engines.vllm import VllmEngine, VllmOptions
 from services.generator.engines.vllm_http import ServerAddress
-from services.generator.events import Events
 from services.generator.weights import RunPolicies
 from tests.vllm.conftest import LIMITS
 from tests.vllm.versions import MODEL, PROMPT_IDS, Versions
@@ -121,7 +120,7 @@ def test_a_version_with_the_bytes_of_another_is_not_served(
             engine=engine,
             model=MODEL,
             proxy=proxy.client,
-            events=Events(lambda _, event: events.append(event), "generator-1"),
+            tell=events.append,
             folder=tmp_path / "adapters",
             spare_max=1,
         )
