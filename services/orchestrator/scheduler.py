@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from kombu.exceptions import OperationalError
-from sqlalchemy import ColumnElement, bindparam, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -126,13 +126,16 @@ class Scheduler:
             changed |= self._reap(now)
             self._recall_lost_messages(now)
         if None in changed or began_s >= self._sweep_at_s:
-            self._move_on(now)
+            self._move_on(now, self._due_runs(now))
             took_s = time.monotonic() - began_s
             pause_s = min(max(TICK_S, took_s / SWEEPS_SHARE), SWEEP_MAX_S)
             self._sweep_at_s = began_s + pause_s
         elif changed:
             own = select(JobRow.run_id).where(JobRow.id.in_(changed))
-            self._move_on(now, RunRow.id.in_(own))
+            with self._store.read() as session:
+                active = select(RunRow.id).where(RunRow.status.in_(ACTIVE), RunRow.id.in_(own))
+                run_ids = session.scalars(active).all()
+            self._move_on(now, run_ids)
         self._send(now)
 
     def _take_changed(self) -> set[str | None]:
@@ -140,12 +143,17 @@ class Scheduler:
             changed, self._changed = self._changed, set()
         return changed
 
-    def _move_on(self, now: float, *chosen: ColumnElement[bool]) -> None:
+    def _due_runs(self, now: float) -> list[str]:
+        """Those of all active runs that ask for something, found without a lock on any."""
         with self._store.read() as session:
-            active = select(RunRow.id).where(RunRow.status.in_(ACTIVE), *chosen)
-            run_ids = session.scalars(active).all()
-            if not run_ids:
-                return
+            runs = session.scalars(select(RunRow).where(RunRow.status.in_(ACTIVE))).all()
+            pools = load_pools(session, now)
+            return [run.id for run in runs if is_due(session, run, pools, now)]
+
+    def _move_on(self, now: float, run_ids: Sequence[str]) -> None:
+        if not run_ids:
+            return
+        with self._store.read() as session:
             pools = load_pools(session, now)
         for run_id in run_ids:
             with self._store.write() as session:
@@ -263,6 +271,14 @@ def rest_s(took_s: float) -> float:
     """How long the scheduler rests after a round that took so long."""
     shortest_s, longest_s = REST_S
     return min(max(took_s * REST_SHARE / (1 - REST_SHARE), shortest_s), longest_s)
+
+
+def is_due(session: Session, run: RunRow, pools: Pools, now: float) -> bool:
+    """Whether `advance` would change anything."""
+    if run.status is RunStatus.QUEUED:
+        return True
+    state = load_state(session, run, pools, now)
+    return missing_role(state) is not run.missing_role or bool(next_commands(state))
 
 
 def advance(session: Session, run: RunRow, pools: Pools, now: float) -> None:
