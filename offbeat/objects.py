@@ -245,6 +245,16 @@ class S3ObjectStore:
         )(once)
 
 
+def check_size(store: ObjectStore, key: str, size_bytes: int) -> None:
+    """Raise `ObjectNotFoundError` or `IntegrityError` unless the object is there and has this
+    size."""
+    found_bytes = store.size_bytes(key)
+    if found_bytes is None:
+        raise ObjectNotFoundError(f"no object under {key!r}")
+    if found_bytes != size_bytes:
+        raise IntegrityError(f"{key!r} has {found_bytes} bytes, not {size_bytes}")
+
+
 def split_s3_uri(uri: str) -> tuple[str, str]:
     """`s3://bucket/some/key` -> `("bucket", "some/key")`; ValueError for anything else."""
     scheme, _, rest = uri.partition("://")

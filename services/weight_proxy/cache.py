@@ -18,8 +18,8 @@ from anyio import CapacityLimiter, to_thread
 from prometheus_client import Counter
 
 from offbeat.contracts.weights import VersionFile
-from offbeat.errors import IntegrityError, ObjectNotFoundError, UnavailableError
-from offbeat.objects import ObjectStore
+from offbeat.errors import IntegrityError, UnavailableError
+from offbeat.objects import ObjectStore, check_size
 
 DOWNLOADS_MAX = 8
 """Files read from the store at a time; more would only share the same network."""
@@ -87,6 +87,11 @@ class FileCache:
         return path.open("rb")
 
     async def _download(self, key: str, file: VersionFile) -> None:
+        if file.size_bytes > IN_MEMORY_BYTES_MAX:
+            # Before other files make room for what may not be there.
+            await to_thread.run_sync(
+                check_size, self._store, key, file.size_bytes, limiter=self._limiter
+            )
         self._reserve(file.size_bytes)
         try:
             await to_thread.run_sync(self._download_verified, key, file, limiter=self._limiter)
@@ -104,7 +109,6 @@ class FileCache:
             if file.size_bytes <= IN_MEMORY_BYTES_MAX:
                 sha256 = _write(part, self._store.get(key, size_bytes=file.size_bytes))
             else:
-                self._refuse_another_size(key, file.size_bytes)
                 self._store.download(key, part)
                 sha256 = _read_back(part)
             if sha256 != file.sha256:
@@ -114,13 +118,6 @@ class FileCache:
             part.replace(self._folder / file.sha256)
         finally:
             part.unlink(missing_ok=True)
-
-    def _refuse_another_size(self, key: str, size_bytes: int) -> None:
-        found_bytes = self._store.size_bytes(key)
-        if found_bytes is None:
-            raise ObjectNotFoundError(f"no object under {key!r}")
-        if found_bytes != size_bytes:
-            raise IntegrityError(f"{key!r} has {found_bytes} bytes, not {size_bytes}")
 
     def _reserve(self, size_bytes: int) -> None:
         while self._sizes_bytes and self._used_bytes + size_bytes > self._bytes_max:

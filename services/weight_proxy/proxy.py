@@ -29,7 +29,7 @@ from offbeat.errors import (
     NotFoundError,
     ObjectNotFoundError,
 )
-from offbeat.objects import S3ObjectStore
+from offbeat.objects import S3ObjectStore, check_size
 from services.weight_proxy.adapter import Shape, check_manifest, check_shapes, read_shapes
 from services.weight_proxy.cache import FileCache
 from services.weight_proxy.metrics import Metrics
@@ -135,28 +135,15 @@ class WeightProxy:
     async def _check_file(self, manifest: Manifest, file: VersionFile) -> None:
         """The bytes of what generators pull; of all else the size."""
         key = manifest.prefix + file.name
-        if file.name in ADAPTER_FILES:
-            await self._check_bytes(key, file)
-        else:
-            await self._check_size(key, file)
-
-    async def _check_size(self, key: str, file: VersionFile) -> None:
-        size_bytes = await to_thread.run_sync(
-            self.store.size_bytes, key, limiter=self.store_limiter
-        )
-        if size_bytes is None:
-            raise _not_uploaded(key)
-        if size_bytes != file.size_bytes:
-            raise InvalidRequestError(
-                f"{key!r} has {size_bytes} bytes but the manifest says {file.size_bytes}: "
-                "upload the file again"
-            )
-
-    async def _check_bytes(self, key: str, file: VersionFile) -> None:
         try:
-            await self.cache.fetch(key, file)
+            if file.name in ADAPTER_FILES:
+                await self.cache.fetch(key, file)
+            else:
+                await to_thread.run_sync(
+                    check_size, self.store, key, file.size_bytes, limiter=self.store_limiter
+                )
         except ObjectNotFoundError as error:
-            raise _not_uploaded(key) from error
+            raise InvalidRequestError(f"{error.detail}: upload it before the manifest") from error
         except IntegrityError as error:
             raise InvalidRequestError(f"{error.detail}: upload the file again") from error
 
@@ -164,7 +151,3 @@ class WeightProxy:
         file, opened = await self.open_file(manifest, ADAPTER_WEIGHTS)
         with opened:
             return await to_thread.run_sync(read_shapes, opened, file.size_bytes)
-
-
-def _not_uploaded(key: str) -> InvalidRequestError:
-    return InvalidRequestError(f"no object under {key!r}: upload it before the manifest")

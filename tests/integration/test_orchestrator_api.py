@@ -11,6 +11,8 @@ from alembic.migration import MigrationContext
 from offbeat.contracts.leases import LeaseRequest, WorkerEvent
 from offbeat.errors import NotFoundError
 from offbeat.objects import S3ObjectStore
+from offbeat.outbox import Outbox
+from offbeat.presence import Presence
 from services.orchestrator.schema import Base
 from tests.orchestrator import (
     GENERATOR,
@@ -101,6 +103,30 @@ def test_a_workers_event_reaches_the_log(orchestrator: Orchestrator, http: httpx
     last = events(http, run_id)[-1]
     assert (last["kind"], last["level"]) == ("canary_failed", "warning")
     assert last["data"] == {"worker_id": "g1", "version": 3}
+
+
+def test_a_worker_tells_what_it_saw_and_the_rest_when_it_leaves(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    run_id = submit(http)
+    outbox = Outbox()
+    presence = Presence(orchestrator.worker, "g1", GENERATOR, "default", "e", outbox=outbox)
+    served = WorkerEvent(
+        run_id=run_id, kind="version_served", message="served", data={"version": 3}
+    )
+    failed = served.model_copy(update={"kind": "reward_failed"})
+
+    def told() -> list[str]:
+        return [kind for kind in kinds(http, run_id) if kind in (served.kind, failed.kind)]
+
+    presence.start()
+    outbox.add(served)
+    outbox.add(failed)
+    wait_until(lambda: told() == ["version_served", "reward_failed"])
+    outbox.add(served)
+    presence.leave()
+    assert told() == ["version_served", "reward_failed", "version_served"]
+    assert http.get("/v1/workers").json()["data"] == []
 
 
 def test_workers_are_listed_with_their_jobs(orchestrator: Orchestrator, http: httpx.Client) -> None:

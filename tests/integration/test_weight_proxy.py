@@ -92,7 +92,7 @@ def test_an_object_of_another_size_is_refused(
 ) -> None:
     manifest = publishable(store, run_id, 0)
     store.put(manifest.prefix + TRAINER_STATE, b"{}")
-    with pytest.raises(InvalidRequestError, match="has 2 bytes but the manifest says 11"):
+    with pytest.raises(InvalidRequestError, match="has 2 bytes, not 11"):
         proxy.client.publish(manifest)
     assert proxy.client.version(run_id, 0) is None
 

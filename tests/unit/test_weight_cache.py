@@ -213,16 +213,16 @@ def test_a_file_too_large_for_memory_is_checked_on_the_disk(
     file = VersionFile(name="large", size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
 
     async def scenario() -> bytes:
-        cache = FileCache(tmp_path, store, 3 * len(body), reads)
-        for damaged, wrong in (
-            (body[:-1] + b"x", "but its manifest says"),
-            (body[:-1], f"has {len(body) - 1} bytes, not {len(body)}"),
-        ):
-            store.objects["large"] = damaged
-            with pytest.raises(IntegrityError, match=wrong):
-                await cache.fetch("large", file)
-        del store.objects["large"]
+        cache = FileCache(tmp_path, store, len(body), reads)
+        await cache.fetch("a", described("a"))
         with pytest.raises(ObjectNotFoundError):
+            await cache.fetch("large", file)
+        store.objects["large"] = body[:-1]
+        with pytest.raises(IntegrityError, match=f"has {len(body) - 1} bytes, not {len(body)}"):
+            await cache.fetch("large", file)
+        assert stored_names(tmp_path) == {"a"}, "no file made room for what was not there"
+        store.objects["large"] = body[:-1] + b"x"
+        with pytest.raises(IntegrityError, match="but its manifest says"):
             await cache.fetch("large", file)
         store.objects["large"] = body
         with await cache.open("large", file) as opened:
