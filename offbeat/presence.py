@@ -61,7 +61,8 @@ class Presence:
         self._thread.join(timeout=REPORT_INTERVAL_S)
 
     def leave(self) -> None:
-        """Stop reporting, and say that the worker takes no more jobs."""
+        """Stop reporting, and say that the worker takes no more jobs. What it sees while it
+        finishes its job is in its own log alone."""
         self.stop()
         try:
             self._orchestrator.leave(self._worker_id)
@@ -70,9 +71,10 @@ class Presence:
 
     def _loop(self) -> None:
         while True:
+            # In this order: who stops it sets both the other way round.
+            self._outbox.due.clear()
             is_last = self._stopping.is_set()
             self._write_alive_file()
-            self._outbox.due.clear()
             self._report()
             if is_last:
                 return

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
+import structlog
 from transformers import PreTrainedTokenizerBase
 
 from offbeat.contracts.leases import EVENT_CHARS_MAX, Lease, WorkerEvent
@@ -11,6 +12,8 @@ from offbeat.contracts.rollouts import GroupSummary, Rollout
 from offbeat.rewards.scores import RewardFailure, RewardSample
 from services.generator.engines.base import Completion
 from services.generator.sample import Generator, Sampled
+
+log = structlog.get_logger(__name__)
 
 
 def scored_rollouts(
@@ -70,6 +73,7 @@ def report_failures(
 ) -> None:
     """One event for each part that could not score some samples of the job."""
     for part, message in {failure.part: failure.message for failure in failures}.items():
+        log.warning("A reward could not score some samples.", part=part, reason=message)
         text = f"Reward {part!r} could not score some samples: {message}"
         tell(
             WorkerEvent(
