@@ -62,6 +62,8 @@ class Ledger:
     retried: Counter[str] = field(default_factory=Counter)
     step_waits_s: list[float] = field(default_factory=list[float])
     """How long each training step waited for answers; what runs beside a step is not in it."""
+    complaints: dict[str, str] = field(default_factory=dict[str, str])
+    """The newest reason for which a call was tried again."""
 
     def calls(self, route: Route) -> int:
         """Calls that were answered so far."""
@@ -117,6 +119,10 @@ class Caller:
         """None where the service cannot be reached, or is not able to answer."""
         try:
             answer = await self._services[route.service].request(route.method, target, content)
-        except (OSError, EOFError):
+        except (OSError, EOFError) as error:
+            self._ledger.complaints[route.name] = repr(error)
             return None
-        return answer if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR else None
+        if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return answer
+        self._ledger.complaints[route.name] = answer.content.decode()
+        return None

@@ -131,6 +131,8 @@ class Fleet:
         return True
 
     async def _say_why(self, runs: list[str]) -> None:
+        for route, complaint in self._around.ledger.complaints.items():
+            _say(f"    {route}: {complaint}")
         for run in runs:
             if not await self._have_succeeded([run]):
                 answer = await self._client.call(DIAGNOSIS, run=run)
