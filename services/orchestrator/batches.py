@@ -20,22 +20,28 @@ Write = Callable[[Sequence[T]], Sequence[R | OffbeatError]]
 each."""
 
 
+BATCH_MAX = 100
+"""Requests written in one transaction, so that all others wait for some ten milliseconds."""
+
+
 class Batches(Generic[T, R]):
     """What of one kind is not written yet. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._waiting: list[T] = []
+        """Those that share the newest batch."""
         self._next: asyncio.Task[Sequence[R | OffbeatError]] | None = None
-        """Writes what waits, once the transaction before has ended."""
+        """Writes that batch, once those before it are written; none where it has begun."""
         self._writing = asyncio.Lock()
 
     async def add(self, item: T, write: Write[T, R]) -> R:
         """Return when the item is written: the answer to it. Raises the error to it, or what its
         transaction raises."""
+        if self._next is None or len(self._waiting) == BATCH_MAX:
+            self._waiting = []
+            self._next = asyncio.create_task(self._write(self._waiting, write))
         place = len(self._waiting)
         self._waiting.append(item)
-        if self._next is None:
-            self._next = asyncio.create_task(self._write(write))
         # Whoever hangs up must not take the transaction from the others.
         answers = await asyncio.shield(self._next)
         answer = answers[place]
@@ -43,7 +49,8 @@ class Batches(Generic[T, R]):
             raise answer
         return answer
 
-    async def _write(self, write: Write[T, R]) -> Sequence[R | OffbeatError]:
+    async def _write(self, batch: list[T], write: Write[T, R]) -> Sequence[R | OffbeatError]:
         async with self._writing:
-            batch, self._waiting, self._next = self._waiting, [], None
+            if batch is self._waiting:
+                self._next = None
             return await run_sync(write, batch)
