@@ -1,8 +1,8 @@
 """Requests of a whole fleet, written down together.
 
-What comes while a transaction is under way waits for the next one, which takes all that wait. So
-what a few workers say is written at once, and what a thousand say costs a few transactions a second
-and no thread each.
+What comes while a transaction is under way waits for the next one, which takes a hundred of those
+that wait. So what a few workers say is written at once, and what a thousand say costs a few
+transactions a second and no thread each.
 """
 
 import asyncio
