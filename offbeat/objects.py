@@ -168,9 +168,7 @@ class S3ObjectStore:
             found = self._client.get_object(Bucket=self.bucket, Key=key)
             if size_bytes not in (None, found["ContentLength"]):
                 found["Body"].close()
-                raise IntegrityError(
-                    f"{key!r} has {found['ContentLength']} bytes, not {size_bytes}"
-                )
+                raise _another_size(key, found["ContentLength"], size_bytes)
             return found["Body"].read()
 
         return self._call(key, read)
@@ -252,7 +250,7 @@ def check_size(store: ObjectStore, key: str, size_bytes: int) -> None:
     if found_bytes is None:
         raise ObjectNotFoundError(f"no object under {key!r}")
     if found_bytes != size_bytes:
-        raise IntegrityError(f"{key!r} has {found_bytes} bytes, not {size_bytes}")
+        raise _another_size(key, found_bytes, size_bytes)
 
 
 def split_s3_uri(uri: str) -> tuple[str, str]:
@@ -262,6 +260,10 @@ def split_s3_uri(uri: str) -> tuple[str, str]:
     if scheme != "s3" or not bucket or not key:
         raise ValueError(f"{uri!r} is not an s3:// address: write s3://bucket/key")
     return bucket, key
+
+
+def _another_size(key: str, found_bytes: int, size_bytes: int | None) -> IntegrityError:
+    return IntegrityError(f"{key!r} has {found_bytes} bytes, not {size_bytes}")
 
 
 def _code(error: ClientError) -> str:

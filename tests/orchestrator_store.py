@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
+from offbeat.contracts.jobs import WorkerRole
+from offbeat.contracts.leases import WorkerEvent, WorkerReport
 from offbeat.contracts.runs import RunStatus
 from services.orchestrator.migrate import migrate
 from services.orchestrator.schema import RunRow
@@ -29,4 +32,17 @@ def running_run(run_id: str, *, created_at: float, deleted_at: float | None = No
         status=RunStatus.RUNNING,
         created_at=created_at,
         deleted_at=deleted_at,
+    )
+
+
+def worker_report(*events: WorkerEvent, engine: str = "e") -> WorkerReport:
+    """What a generator says of itself, and what it saw."""
+    return WorkerReport(
+        role=WorkerRole.GENERATOR,
+        pool="default",
+        engine=engine,
+        host="h",
+        pid=1,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        events=events,
     )

@@ -36,12 +36,12 @@ from services.orchestrator.store import add_event
 GROWING = (GenerateOutput, TrainOutput)
 """What a run adds to the store again and again."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.PAUSED)
-STORED = select(
-    ProjectRow,
-    select(func.sum(RunRow.stored_bytes))
-    .where(RunRow.project_id == bindparam("project_id"))
-    .scalar_subquery(),
-).where(ProjectRow.id == bindparam("project_id"))
+STORED_BYTES = select(func.sum(RunRow.stored_bytes)).where(
+    RunRow.project_id == bindparam("project_id")
+)
+STORED = select(ProjectRow, STORED_BYTES.scalar_subquery()).where(
+    ProjectRow.id == bindparam("project_id")
+)
 
 
 def quotas_of(project: ProjectRow) -> Quotas:
@@ -81,8 +81,7 @@ def jobs_left(session: Session, in_flight: Mapping[str, int]) -> dict[str, int]:
 
 def stored_bytes(session: Session, project_id: str) -> int:
     """What the project's runs have in the object store."""
-    query = select(func.sum(RunRow.stored_bytes)).where(RunRow.project_id == project_id)
-    return int(session.scalar(query) or 0)
+    return int(session.scalar(STORED_BYTES, {"project_id": project_id}) or 0)
 
 
 def check_quotas(session: Session, project_id: str) -> None:

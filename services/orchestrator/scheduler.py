@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from kombu.exceptions import OperationalError
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import ColumnElement, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -52,10 +52,14 @@ once."""
 SENT_AT_ONCE = 20
 """Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
-SENDABLE = select(JobRow.id, JobRow.kind, JobRow.pool, JobRow.attempt).where(
-    JobRow.id.in_(bindparam("job_ids", expanding=True)),
-    JobRow.status == JobStatus.QUEUED,
-    JobRow.enqueued_at.is_(None),
+SENDABLE = (
+    select(JobRow.id, JobRow.kind, JobRow.pool, JobRow.attempt)
+    .where(
+        JobRow.id.in_(bindparam("job_ids", expanding=True)),
+        JobRow.status == JobStatus.QUEUED,
+        JobRow.enqueued_at.is_(None),
+    )
+    .with_for_update(skip_locked=True)
 )
 
 
@@ -126,16 +130,13 @@ class Scheduler:
             changed |= self._reap(now)
             self._recall_lost_messages(now)
         if None in changed or began_s >= self._sweep_at_s:
-            self._move_on(now, self._due_runs(now))
+            self._move_on(now)
             took_s = time.monotonic() - began_s
             pause_s = min(max(TICK_S, took_s / SWEEPS_SHARE), SWEEP_MAX_S)
             self._sweep_at_s = began_s + pause_s
         elif changed:
             own = select(JobRow.run_id).where(JobRow.id.in_(changed))
-            with self._store.read() as session:
-                active = select(RunRow.id).where(RunRow.status.in_(ACTIVE), RunRow.id.in_(own))
-                run_ids = session.scalars(active).all()
-            self._move_on(now, run_ids)
+            self._move_on(now, RunRow.id.in_(own))
         self._send(now)
 
     def _take_changed(self) -> set[str | None]:
@@ -143,18 +144,16 @@ class Scheduler:
             changed, self._changed = self._changed, set()
         return changed
 
-    def _due_runs(self, now: float) -> list[str]:
-        """Those of all active runs that ask for something, found without a lock on any."""
+    def _move_on(self, now: float, *chosen: ColumnElement[bool]) -> None:
+        """Advance the chosen runs; of all, where none is chosen, those that ask for something,
+        which is found without a lock on any."""
         with self._store.read() as session:
-            runs = session.scalars(select(RunRow).where(RunRow.status.in_(ACTIVE))).all()
+            active = select(RunRow).where(RunRow.status.in_(ACTIVE), *chosen)
+            runs = session.scalars(active).all()
+            if not runs:
+                return
             pools = load_pools(session, now)
-            return [run.id for run in runs if is_due(session, run, pools, now)]
-
-    def _move_on(self, now: float, run_ids: Sequence[str]) -> None:
-        if not run_ids:
-            return
-        with self._store.read() as session:
-            pools = load_pools(session, now)
+            run_ids = [run.id for run in runs if chosen or is_due(session, run, pools, now)]
         for run_id in run_ids:
             with self._store.write() as session:
                 advance(session, lock_run(session, run_id), pools, now)
@@ -227,8 +226,7 @@ class Scheduler:
     def _send_some(self, job_ids: Sequence[str], now: float) -> bool:
         """Whether the broker answers. What was sent before it failed is noted."""
         with self._store.write() as session:
-            own = SENDABLE.with_for_update(skip_locked=True)
-            jobs = {job.id: job for job in session.execute(own, {"job_ids": job_ids})}
+            jobs = {job.id: job for job in session.execute(SENDABLE, {"job_ids": job_ids})}
             sent: list[str] = []
             for job in (jobs[job_id] for job_id in job_ids if job_id in jobs):
                 message = JobMessage(job_id=job.id, attempt=job.attempt)

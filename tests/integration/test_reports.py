@@ -1,20 +1,19 @@
 """Reports of many workers are written together, and each is there when its request is answered."""
 
 import asyncio
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from sqlalchemy import event, select
 from sqlalchemy.exc import OperationalError
 
-from offbeat.contracts.jobs import WorkerRole
 from offbeat.contracts.leases import WorkerReport
 from services.orchestrator.batches import BATCH_MAX, Batches
 from services.orchestrator.migrate import migrate
 from services.orchestrator.reports import Report, write_reports
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import Store
+from tests.orchestrator_store import worker_report
 
 NOW = 1_000_000.0
 WORKERS = 2 * BATCH_MAX + 1
@@ -25,17 +24,6 @@ def store(tmp_path: Path) -> Store:
     store = Store.connect(f"sqlite:///{tmp_path}/orchestrator.db")
     migrate(store.engine)
     return store
-
-
-def report(engine: str = "e") -> WorkerReport:
-    return WorkerReport(
-        role=WorkerRole.GENERATOR,
-        pool="default",
-        engine=engine,
-        host="h",
-        pid=1,
-        started_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
 
 
 async def save(
@@ -56,7 +44,7 @@ def test_a_fleet_that_reports_at_once_takes_few_transactions(store: Store) -> No
 
     async def all_report(now: float) -> list[bool]:
         reports = Batches[Report, bool]()
-        saves = (save(reports, store, f"w{n}", report(), now) for n in range(WORKERS))
+        saves = (save(reports, store, f"w{n}", worker_report(), now) for n in range(WORKERS))
         return await asyncio.gather(*saves)
 
     assert all(asyncio.run(all_report(NOW)))
@@ -70,7 +58,10 @@ def test_a_worker_that_reports_twice_while_one_waits_is_written_as_it_is_now(sto
     async def twice() -> None:
         reports = Batches[Report, bool]()
         await asyncio.gather(
-            *(save(reports, store, "w", report(engine), NOW) for engine in ("old", "new"))
+            *(
+                save(reports, store, "w", worker_report(engine=engine), NOW)
+                for engine in ("old", "new")
+            )
         )
 
     asyncio.run(twice())
@@ -86,10 +77,10 @@ def test_all_who_share_a_transaction_hear_that_it_failed_and_the_next_one_works(
 
     async def report_twice() -> list[bool | BaseException]:
         reports = Batches[Report, bool]()
-        saves = [save(reports, broken, f"w{n}", report(), NOW) for n in range(2)]
+        saves = [save(reports, broken, f"w{n}", worker_report(), NOW) for n in range(2)]
         failed = await asyncio.gather(*saves, return_exceptions=True)
         migrate(broken.engine)
-        return [*failed, await save(reports, broken, "w0", report(), NOW)]
+        return [*failed, await save(reports, broken, "w0", worker_report(), NOW)]
 
     *failed, works = asyncio.run(report_twice())
     assert [type(error) for error in failed] == [OperationalError] * 2

@@ -1,18 +1,16 @@
 """What many workers saw is written with their reports, each into the log of its run."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Literal
 
 import pytest
 
-from offbeat.contracts.jobs import WorkerRole
 from offbeat.contracts.leases import WorkerEvent, WorkerReport
 from offbeat.contracts.runs import EventLevel
 from services.orchestrator.reports import Report, write_reports
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import Store, events_after
-from tests.orchestrator_store import orchestrator_store, running_run
+from tests.orchestrator_store import orchestrator_store, running_run, worker_report
 
 NOW = 1_000_000.0
 
@@ -40,16 +38,7 @@ def seen(
 
 
 def report(worker_id: str, *events: WorkerEvent) -> Report:
-    body = WorkerReport(
-        role=WorkerRole.GENERATOR,
-        pool="default",
-        engine="e",
-        host="h",
-        pid=1,
-        started_at=datetime(2026, 1, 1, tzinfo=UTC),
-        events=events,
-    )
-    return Report(worker_id=worker_id, body=body)
+    return Report(worker_id=worker_id, body=worker_report(*events))
 
 
 def log_of(store: Store, run_id: str) -> list[tuple[float, EventLevel, str, str]]:
