@@ -20,9 +20,10 @@ from offbeat.worker import HandIn, JobContext
 from offbeat.worker_api import WeightProxyClient
 from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
-from services.trainer.rollouts import RolloutFetcher, published_hashes
+from services.trainer.rollouts import RolloutFetcher
 from services.trainer.run import init, train
 from services.trainer.sft_batch import example_tables
+from services.trainer.versions import Versions
 from tests.weight_proxy import RunningProxy
 
 PROMPT_IDS = (5, 6, 7, 8)
@@ -34,10 +35,9 @@ def trainer_on(model: Path, store: S3ObjectStore, proxy: WeightProxyClient) -> T
     """A trainer process that has just started: nothing is in its memory."""
     return Trainer(
         store=store,
-        proxy=proxy,
+        versions=Versions(proxy),
         rollouts=RolloutFetcher(store),
         examples=example_tables(store),
-        published_hash=published_hashes(proxy),
         memory=Memory(lambda _: model, torch.device("cpu"), store=store),
         parent_wait_s=0.0,
     )

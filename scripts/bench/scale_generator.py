@@ -46,9 +46,10 @@ class FollowedRun:
             return self.served
 
     async def _follow(self) -> None:
-        while time.monotonic() < self.used_at + self._idle_s:
+        # A poll is as long as in the hour, so it is what has to end where a run is idle.
+        while (left_s := self.used_at + self._idle_s - time.monotonic()) > 0:
             after = self.served.version if self.served else -1
-            query = f"?after={after}&wait_s={POLL_WAIT_S:g}"
+            query = f"?after={after}&wait_s={min(left_s, POLL_WAIT_S):g}"
             answer = await self._caller.call(NEWER, query=query, run=self._run_id)
             if answer.status == HTTPStatus.OK:
                 await self._adopt(PublishedVersion.model_validate_json(answer.content).manifest)

@@ -38,6 +38,8 @@ class Trainer(Worker):
         super().__init__(name, around)
         self._sealed: dict[str, int] = {}
         """The newest version of each run that it has computed."""
+        self._published: dict[str, int] = {}
+        """The newest one of each run that it knows to be there."""
         self._handing_in: asyncio.Task[None] | None = None
 
     async def work(self, lease: Lease) -> None:
@@ -47,12 +49,8 @@ class Trainer(Worker):
             manifest = await self._publish(lease, version)
             await self.complete(lease, InitOutput(manifest=manifest))
             return
-        began_s = time.monotonic()
-        # It asks whether another attempt was faster.
-        await self.caller.call(VERSION, run=lease.run_id, version=version)
-        waited_s = self.lease_took_s + time.monotonic() - began_s
         async with self.beating(lease):
-            waited_s += await self._find_parent(lease.run_id, version - 1)
+            waited_s = self.lease_took_s + await self._find_parent(lease.run_id, version - 1)
             await asyncio.sleep(self.around.case.train_s)
         self._sealed[lease.run_id] = version
         if self._handing_in is not None:
@@ -65,13 +63,17 @@ class Trainer(Worker):
 
     async def _find_parent(self, run_id: str, version: int) -> float:
         """How long the service took to say that it is there."""
+        wait_s = 0.0
         while True:
             began_s = time.monotonic()
-            answer = await self.caller.call(VERSION, run=run_id, version=version)
+            query = f"?after={version - 1}&wait_s={wait_s:g}"
+            answer = await self.caller.call(NEWER, query=query, run=run_id)
+            if answer.status == HTTPStatus.OK:
+                found = PublishedVersion.model_validate_json(answer.content).manifest
+                self._published[run_id] = found.version
             if answer.status == HTTPStatus.OK or self._sealed.get(run_id) == version:
                 return time.monotonic() - began_s
-            query = f"?after={version - 1}&wait_s={PARENT_WAIT_S:g}"
-            await self.caller.call(NEWER, query=query, run=run_id)
+            wait_s = PARENT_WAIT_S
 
     async def _hand_in(self, lease: Lease, version: int) -> None:
         async with self.beating(lease):
@@ -86,7 +88,7 @@ class Trainer(Worker):
         async with asyncio.TaskGroup() as uploads:
             for name, body in files.items():
                 uploads.create_task(self.put(manifest.prefix + name, body))
-        if version:
+        if version and self._published.get(lease.run_id, -1) < version - 1:
             # It makes sure that the parent is there.
             await self.caller.call(VERSION, run=lease.run_id, version=version - 1)
         while True:
@@ -94,6 +96,7 @@ class Trainer(Worker):
             if answer.status == HTTPStatus.CONFLICT:
                 answer = await self.caller.call(VERSION, run=lease.run_id, version=version)
             if answer.status < HTTPStatus.BAD_REQUEST:
+                self._published[lease.run_id] = version
                 return PublishedVersion.model_validate_json(answer.content).manifest
             await asyncio.sleep(PARENT_WAIT_S)
 

@@ -25,10 +25,11 @@ from services.trainer import run
 from services.trainer.memory import Memory
 from services.trainer.publish import Trainer
 from services.trainer.ranks import Ranks, own_device
-from services.trainer.rollouts import RolloutFetcher, published_hashes
+from services.trainer.rollouts import RolloutFetcher
 from services.trainer.settings import TrainerSettings
 from services.trainer.sft_batch import example_tables
 from services.trainer.sft_tokenize import tokenize
+from services.trainer.versions import Versions
 from services.trainer.weight_files import (
     OpenWeights,
     WeightFiles,
@@ -107,10 +108,9 @@ def build(settings: TrainerSettings, device: torch.device, ranks: Ranks) -> Trai
     )
     return Trainer(
         store=store,
-        proxy=proxy,
+        versions=Versions(proxy),
         rollouts=RolloutFetcher(store),
         examples=example_tables(store),
-        published_hash=published_hashes(proxy),
         memory=Memory(
             lambda model: resolve_model(
                 model, settings.model_cache_dir, store, stored_weights=reads_folder

@@ -34,7 +34,7 @@ from services.trainer import checkpoint
 from services.trainer.full_model import FullModel
 from services.trainer.metrics import Metrics, Timer, packing_metrics
 from services.trainer.optimizer import learning_rate
-from services.trainer.parent import parent_version, published_version
+from services.trainer.parent import published_version
 from services.trainer.publish import Sealed, Trainer, origin, publish
 from services.trainer.sft_batch import example_batches, examples_of
 from services.trainer.sft_gradient import sft_gradient, validation
@@ -83,13 +83,12 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
     return InitOutput(manifest=publish(context, trainer, sealed, None).manifest)
 
 
-def train(context: JobContext, trainer: Trainer) -> TrainOutput | HandIn:
+def train(context: JobContext, trainer: Trainer, parent: Manifest) -> TrainOutput | HandIn:
     """Publish the version that follows from the parent's and the step's examples."""
     job = Job.of(context, trainer)
     step = context.lease.input
     assert isinstance(step, TrainInput)
     assert step.examples is not None, "the steps of a supervised run name examples"
-    parent = parent_version(context, trainer, step.base_version)
     update = _update(job, step, parent, step.examples)
     number = step.base_version + 1
     validated = _validated(job, number, step.examples.eval_examples_key)

@@ -17,22 +17,22 @@ from offbeat.contracts.weights import (
 )
 from offbeat.errors import ObjectNotFoundError, PermanentJobError
 from offbeat.objects import S3ObjectStore, split_s3_uri
-from offbeat.worker_api import WeightProxyClient
 from services.trainer import checkpoint
 from services.trainer.policy import Policy
+from services.trainer.versions import Versions
 
 SCALING_FIELDS = ("r", "lora_alpha", "use_rslora", "use_dora")
 """What, besides the tensors, decides how an adapter changes the model."""
 
 
 def initial_adapter(
-    spec: RunSpec, policy: Policy, store: S3ObjectStore, proxy: WeightProxyClient
+    spec: RunSpec, policy: Policy, store: S3ObjectStore, versions: Versions
 ) -> dict[str, Tensor]:
     """The masters of version 0. Raises `PermanentJobError` for an adapter that does not fit."""
     source = spec.init_from
     if source is None:
         return seeded_adapter(policy.shapes, spec.train.seed)
-    files = _fetch(source, store, proxy)
+    files = _fetch(source, store, versions)
     return fitted_adapter(source, files, policy)
 
 
@@ -86,7 +86,7 @@ def _form(shapes: Mapping[str, torch.Size], name: str) -> str:
     return f"{name} {list(shapes[name])}" if name in shapes else f"no {name}"
 
 
-def _fetch(source: str, store: S3ObjectStore, proxy: WeightProxyClient) -> dict[str, bytes]:
+def _fetch(source: str, store: S3ObjectStore, versions: Versions) -> dict[str, bytes]:
     if source.startswith("s3://"):
         return _fetch_folder(source, store)
     run_id, _, version = source.rpartition("@")
@@ -94,11 +94,11 @@ def _fetch(source: str, store: S3ObjectStore, proxy: WeightProxyClient) -> dict[
         raise PermanentJobError(
             f"lora.init_from is {source!r}: write <run>@<version> or s3://bucket/folder"
         )
-    published = proxy.version(run_id, int(version))
-    if published is None:
+    manifest = versions.get(run_id, int(version))
+    if manifest is None:
         raise PermanentJobError(f"lora.init_from: run {run_id!r} has no version {version}")
     try:
-        return checkpoint.download(store, published.manifest, ADAPTER_FILES)
+        return checkpoint.download(store, manifest, ADAPTER_FILES)
     except ObjectNotFoundError as error:
         raise PermanentJobError(
             f"lora.init_from: version {version} of run {run_id!r} was removed, as its retention "

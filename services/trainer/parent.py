@@ -1,7 +1,7 @@
 """The version that a step starts from, and the trainer's state at it.
 
 It is the newest one, and may not be visible yet: this process has just sealed it and uploads it
-beside the step, or another trainer does.
+beside the step, or another trainer does. If there is a newer one, the step has been taken.
 """
 
 import time
@@ -21,28 +21,31 @@ log = structlog.get_logger(__name__)
 POLL_WAIT_S = 5.0
 
 
-def parent_version(context: JobContext, trainer: Trainer, version: int) -> Manifest:
-    """The version to start from. Raises `WorkerError` where nobody publishes it in time."""
+def parent_or_next(context: JobContext, trainer: Trainer, version: int) -> Manifest:
+    """The version to start from, or the next one where the step has been taken.
+
+    Raises `WorkerError` where nobody publishes the former in time.
+    """
     run_id = context.lease.run_id
-    if published := trainer.proxy.version(run_id, version):
-        return published.manifest
+    if newest := trainer.versions.newest(run_id, version - 1):
+        return published_version(trainer, run_id, min(newest.version, version + 1))
     if sealed := trainer.memory.sealed(run_id, version):
         return sealed
     log.info("Waiting for the version to start from.", version=version)
     deadline = time.monotonic() + trainer.parent_wait_s
     while time.monotonic() < deadline:
         context.check()
-        if trainer.proxy.wait_for_newer(run_id, version - 1, POLL_WAIT_S):
+        if trainer.versions.newest(run_id, version - 1, POLL_WAIT_S):
             break
     return published_version(trainer, run_id, version)
 
 
 def published_version(trainer: Trainer, run_id: str, version: int) -> Manifest:
     """The manifest of a version that everybody can see."""
-    published = trainer.proxy.version(run_id, version)
-    if published is None:
+    manifest = trainer.versions.get(run_id, version)
+    if manifest is None:
         raise WorkerError(f"version {version} of run {run_id!r} is not published")
-    return published.manifest
+    return manifest
 
 
 def stored_state(trainer: Trainer, policy: Policy, manifest: Manifest) -> TrainerState:

@@ -22,13 +22,13 @@ from offbeat.errors import WorkerError
 from offbeat.objects import S3ObjectStore
 from offbeat.tables import ExampleTable
 from offbeat.worker import JobContext
-from offbeat.worker_api import VersionTakenError, WeightProxyClient
 from services.trainer import checkpoint
 from services.trainer.memory import Memory
 from services.trainer.metrics import Metrics, Timer
 from services.trainer.policy import Policy
 from services.trainer.rollouts import RolloutFetcher
 from services.trainer.state import TrainerState
+from services.trainer.versions import Versions
 
 log = structlog.get_logger(__name__)
 
@@ -41,10 +41,9 @@ class Trainer:
     """The parts of a trainer process."""
 
     store: S3ObjectStore
-    proxy: WeightProxyClient
+    versions: Versions
     rollouts: RolloutFetcher
     examples: Callable[[str], ExampleTable]
-    published_hash: Callable[[str, int], str | None]
     memory: Memory
     parent_wait_s: float = 3600.0
     """How long another trainer may take to hand in the version that a step starts from. Where it is
@@ -151,10 +150,8 @@ def publish(
     manifest = manifest.model_copy(update={"files": files})
     context.check()
     _refuse_orphan(trainer, manifest, parent)
-    try:
-        winner = trainer.proxy.publish(manifest).manifest
-    except VersionTakenError as taken:
-        winner = taken.winner.manifest
+    winner = trainer.versions.publish(manifest)
+    if winner != manifest:
         log.info("Another trainer published the version first.", version=manifest.version)
     publish_s = time.monotonic() - started_at
     log.info("The version is published.", version=manifest.version, publish_s=round(publish_s, 2))
@@ -165,8 +162,8 @@ def _refuse_orphan(trainer: Trainer, manifest: Manifest, parent: Manifest | None
     """The step may have begun while its parent was still being handed in, and that may fail."""
     if parent is None:
         return
-    published = trainer.proxy.version(manifest.run_id, parent.version)
-    if published is None or not published.manifest.agrees_with(parent):
+    published = trainer.versions.get(manifest.run_id, parent.version)
+    if published is None or not published.agrees_with(parent):
         raise WorkerError(
             f"version {manifest.version} was computed from a version {parent.version} that was "
             "not published: the step is taken again"

@@ -7,23 +7,19 @@ Rollouts that wait for later steps are fetched and decoded beside the step that 
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 
 from offbeat.contracts.jobs import ReadyGroup
 from offbeat.contracts.rollouts import Rollout
 from offbeat.contracts.run_spec import StalenessSection
-from offbeat.errors import IntegrityError, NotFoundError
+from offbeat.errors import IntegrityError
 from offbeat.objects import ObjectStore
 from offbeat.tables import decode_rollouts
-from offbeat.worker_api import WeightProxyClient
 
 FETCH_THREADS = 8
 OBJECTS_AHEAD_MAX = 64
 """Rollout objects held at once, a few MB each: those of this step and of the next ones."""
-HASHES_CACHED_MAX = 1024
-"""Hashes never change once published; a run needs those of its last few versions."""
 
 Group = tuple[Rollout, ...]
 """The samples of one prompt, in order."""
@@ -93,22 +89,3 @@ def refusal(
         if staleness.policy == "drop" and versions_behind > staleness.max_versions:
             return f"version {sample.policy_version} is {versions_behind} versions behind"
     return None
-
-
-def published_hashes(proxy: WeightProxyClient) -> Callable[[str, int], str | None]:
-    """The adapter's hash of a version, remembered once the version is published."""
-
-    @lru_cache(HASHES_CACHED_MAX)
-    def known(run_id: str, version: int) -> str:
-        published = proxy.version(run_id, version)
-        if published is None:
-            raise NotFoundError(f"run {run_id!r} has no version {version}")
-        return published.manifest.adapter_sha256
-
-    def lookup(run_id: str, version: int) -> str | None:
-        try:
-            return known(run_id, version)
-        except NotFoundError:
-            return None
-
-    return lookup

@@ -45,7 +45,7 @@ from services.trainer.metrics import (
     token_metrics,
 )
 from services.trainer.optimizer import next_state
-from services.trainer.parent import parent_version, published_version, stored_state
+from services.trainer.parent import parent_or_next, published_version, stored_state
 from services.trainer.policy import Policy
 from services.trainer.publish import Draft, Trainer, publish, seal
 from services.trainer.rollouts import Group, fetch_groups, refusal
@@ -59,13 +59,13 @@ def init(context: JobContext, trainer: Trainer) -> InitOutput:
     """Publish version 0: the seeded adapter, or the one that `lora.init_from` names."""
     lease = context.lease
     assert isinstance(lease.input, InitInput)
-    if published := trainer.proxy.version(lease.run_id, 0):
-        return InitOutput(manifest=published.manifest)
+    if published := trainer.versions.get(lease.run_id, 0):
+        return InitOutput(manifest=published)
     if lease.spec.is_full:
         return full.init(context, trainer)
     timer = Timer()
     policy = trainer.memory.policy(lease.spec)
-    adapter = initial_adapter(lease.spec, policy, trainer.store, trainer.proxy)
+    adapter = initial_adapter(lease.spec, policy, trainer.store, trainer.versions)
     state = starting_state({name: master.to(policy.device) for name, master in adapter.items()})
     draft = METHODS[lease.spec.kind].first(context, trainer, policy, state, lease.input, timer)
     sealed = seal(lease, policy, draft, timer)
@@ -78,15 +78,15 @@ def train(context: JobContext, trainer: Trainer) -> TrainOutput | HandIn:
     lease = context.lease
     assert isinstance(lease.input, TrainInput)
     number = lease.input.base_version + 1
-    if published := trainer.proxy.version(lease.run_id, number):
+    parent = parent_or_next(context, trainer, lease.input.base_version)
+    if parent.version == number:
         log.info("The version is published already: adopted it.", version=number)
-        return TrainOutput(manifest=published.manifest)
+        return TrainOutput(manifest=parent)
     if lease.spec.is_full:
-        return full.train(context, trainer)
+        return full.train(context, trainer, parent)
 
     timer = Timer()
     policy = trainer.memory.policy(lease.spec)
-    parent = parent_version(context, trainer, lease.input.base_version)
     state = trainer.memory.state(parent) or stored_state(trainer, policy, parent)
     step = METHODS[lease.spec.kind].step
     draft = step(context, trainer, policy, parent, state, lease.input, timer)
@@ -193,7 +193,9 @@ def _usable_groups(
     dropped: list[str] = []
     for group_id, group in fetch_groups(trainer.rollouts, job.groups).items():
         versions = {sample.policy_version for sample in group}
-        hashes = {version: trainer.published_hash(lease.run_id, version) for version in versions}
+        hashes = {
+            version: trainer.versions.adapter_sha256(lease.run_id, version) for version in versions
+        }
         reason = refusal(group, job.base_version, lease.spec.staleness, hashes)
         if reason is None:
             usable.append(group)

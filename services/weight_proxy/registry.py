@@ -51,9 +51,10 @@ BUSY_TIMEOUT_MS = 10_000
 """How long an SQLite writer waits for another; an insert takes milliseconds."""
 REBUILD_THREADS = 8
 """Manifests read from the store at a time."""
-REMEMBERED_MAX, REMEMBERED_S = 2048, 60.0
-"""Versions that need not be read again, some 4 KB each; and how long another replica may still tell
-of a run that was deleted here."""
+REMEMBERED_MAX, RUNS_REMEMBERED_MAX = 2048, 512
+"""Versions that need not be read again, and runs whose newest one is known; some 4 KB each."""
+REMEMBERED_S = 60.0
+"""How long another replica may still tell of a run that was deleted here."""
 CREATE_LOCK_KEY = 0x0FFBEA8
 """Of the advisory lock under which the table is made."""
 MANIFEST_KEY = re.compile(r"runs/[^/]+/manifests/\d+\.json")
@@ -78,6 +79,7 @@ class Registry:
         self._remembered: TTLCache[tuple[str, int], PublishedVersion] = TTLCache(
             REMEMBERED_MAX, REMEMBERED_S
         )
+        self._newest: TTLCache[str, PublishedVersion] = TTLCache(RUNS_REMEMBERED_MAX, REMEMBERED_S)
         self._lock = threading.Lock()
 
     @classmethod
@@ -122,6 +124,7 @@ class Registry:
                 raise NotFoundError("the run was deleted a moment ago") from None
             return winner
         self._remember(candidate)
+        self._remember_newest(candidate)
         return candidate
 
     def forget(self, run_id: str) -> None:
@@ -131,6 +134,7 @@ class Registry:
         with self._lock:
             for key in [key for key in self._remembered if key[0] == run_id]:
                 del self._remembered[key]
+            self._newest.pop(run_id, None)
 
     def remembered(self, run_id: str, version: int) -> PublishedVersion | None:
         """One version as `get` finds it, if that takes no look at the table."""
@@ -160,7 +164,16 @@ class Registry:
         )
         with self._connection() as connection:
             row = connection.execute(query).first()
-        return _published(row) if row else None
+        if row is None:
+            return None
+        published = _published(row)
+        self._remember_newest(published)
+        return published
+
+    def remembered_newest(self, run_id: str) -> PublishedVersion | None:
+        """What `latest` found, or was published here since: other replicas may have newer ones."""
+        with self._lock:
+            return self._newest.get(run_id)
 
     def newest(self, run_ids: Collection[str]) -> dict[str, int]:
         """The newest version number of each of these runs that has one."""
@@ -206,6 +219,13 @@ class Registry:
     def _remember(self, published: PublishedVersion) -> None:
         with self._lock:
             self._remembered[published.manifest.run_id, published.manifest.version] = published
+
+    def _remember_newest(self, published: PublishedVersion) -> None:
+        manifest = published.manifest
+        with self._lock:
+            known = self._newest.get(manifest.run_id)
+            if known is None or known.manifest.version < manifest.version:
+                self._newest[manifest.run_id] = published
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -1,7 +1,7 @@
 """Long-polls for the next version of a run.
 
 A publish in this process wakes its waiters at once; one query for all of them, twice a second,
-finds what other replicas published.
+finds what other replicas published. Who does not want to wait is told what the table says.
 """
 
 import asyncio
@@ -48,10 +48,12 @@ class Waiters:
             )
         arrival = asyncio.get_running_loop().create_future()
         waiter = Waiter(run_id=run_id, after=after, arrival=arrival)
-        # It waits before the table is read, so that no publish can fall between the two.
+        # It waits before it looks, so that no publish can fall between the two.
         self._waiting.add(waiter)
         try:
-            latest = await to_thread.run_sync(self._registry.latest, run_id)
+            latest = self._registry.remembered_newest(run_id) if wait_s else None
+            if latest is None:
+                latest = await to_thread.run_sync(self._registry.latest, run_id)
             if latest is not None and latest.manifest.version > after:
                 return latest
             return await asyncio.wait_for(arrival, wait_s)
@@ -88,6 +90,6 @@ class Waiters:
             if waiter.after < newest.get(waiter.run_id, waiter.after)
         }
         for run_id in behind:
-            published = await to_thread.run_sync(self._registry.get, run_id, newest[run_id])
+            published = await to_thread.run_sync(self._registry.latest, run_id)
             if published is not None:  # Else its run was deleted a moment ago.
                 self.announce(published)

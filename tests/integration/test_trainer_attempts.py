@@ -16,6 +16,7 @@ from offbeat.errors import LeaseLostError, UnavailableError, WorkerError
 from offbeat.objects import S3ObjectStore
 from offbeat.settings import ObjectStoreSettings
 from offbeat.worker import HandIn, JobContext
+from offbeat.worker_api import WeightProxyClient
 from services.trainer.checkpoint import STATE_TENSORS
 from services.trainer.publish import Trainer
 from services.trainer.run import train
@@ -86,6 +87,23 @@ def test_a_state_that_is_still_in_memory_is_not_fetched(run: Run, trainer: Train
     version_0 = run.init(trainer)
     run.store.put(keys.version_file(version_0, STATE_TENSORS), b"would be refused")
     assert run.train(trainer, 0, run.put_groups(version_0, STEP_GROUPS)).version == 1
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_step_asks_for_the_newest_version_and_for_no_other(
+    run: Run, tiny_model: Path, *, takes_over: bool
+) -> None:
+    """It is the parent, of which all samples are, or none follows yet: either is known then."""
+    asked: list[str] = []
+    with WeightProxyClient(str(run.proxy.http.base_url)) as client:
+        client.http.event_hooks["request"] = [
+            lambda request: asked.append(f"{request.method} {request.url.path.rpartition('/')[2]}")
+        ]
+        trainer = trainer_on(tiny_model, run.store, client)
+        run.init(trainer)
+        steps(run, trainer, 0, 1)
+        steps(run, trainer_on(tiny_model, run.store, client) if takes_over else trainer, 1, 2)
+    assert asked == ["GET 0", "PUT 0", "GET latest", "PUT 1", "GET latest", "PUT 2"]
 
 
 def test_a_trainer_that_comes_second_goes_on_from_the_winner(

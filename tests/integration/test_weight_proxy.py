@@ -244,6 +244,7 @@ def test_the_versions_of_a_deleted_run_are_forgotten(
     for _ in range(2):
         proxy.client.forget(run_id)
         assert proxy.client.version(run_id, 0) is None
+        assert proxy.client.wait_for_newer(run_id, -1, 0.05) is None
     assert proxy.client.version(f"{run_id}-other", 0) == kept
 
 

@@ -58,6 +58,9 @@ def test_two_replicas_see_each_others_publishes(
             published = a.client.publish(publishable(store, run_id, version))
             assert waiting.result() == published
             assert b.client.version(run_id, version) == published
+        # Nobody waits at b, which knows of version 1.
+        published = a.client.publish(publishable(store, run_id, 2))
+        assert b.client.wait_for_newer(run_id, 1, 0) == published
 
 
 def test_long_poll_ends_with_304(proxy: RunningProxy, store: S3ObjectStore, run_id: str) -> None:
