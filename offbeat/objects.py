@@ -243,9 +243,10 @@ class S3ObjectStore:
         )(once)
 
 
-def check_size(key: str, found_bytes: int | None, size_bytes: int) -> None:
-    """Raise `ObjectNotFoundError` or `IntegrityError` unless the object that was found has this
+def check_size(store: ObjectStore, key: str, size_bytes: int) -> None:
+    """Raise `ObjectNotFoundError` or `IntegrityError` unless the object is there and has this
     size."""
+    found_bytes = store.size_bytes(key)
     if found_bytes is None:
         raise ObjectNotFoundError(f"no object under {key!r}")
     if found_bytes != size_bytes:

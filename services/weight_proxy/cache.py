@@ -89,10 +89,9 @@ class FileCache:
     async def _download(self, key: str, file: VersionFile) -> None:
         if file.size_bytes > IN_MEMORY_BYTES_MAX:
             # Before other files make room for what may not be there.
-            found_bytes = await to_thread.run_sync(
-                self._store.size_bytes, key, limiter=self._limiter
+            await to_thread.run_sync(
+                check_size, self._store, key, file.size_bytes, limiter=self._limiter
             )
-            check_size(key, found_bytes, file.size_bytes)
         self._reserve(file.size_bytes)
         try:
             await to_thread.run_sync(self._download_verified, key, file, limiter=self._limiter)

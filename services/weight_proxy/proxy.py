@@ -9,7 +9,6 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BufferedReader
-from itertools import islice
 
 import structlog
 from anyio import CapacityLimiter, to_thread
@@ -18,7 +17,6 @@ from offbeat import keys
 from offbeat.contracts.weights import (
     ADAPTER_FILES,
     ADAPTER_WEIGHTS,
-    FILES_MAX,
     Manifest,
     PublishedVersion,
     VersionFile,
@@ -42,8 +40,6 @@ log = structlog.get_logger(__name__)
 
 STORE_CALLS_MAX = 16
 """Calls of publishers to the store at a time: while it hangs, readers still get a thread."""
-OBJECTS_MAX = 2 * FILES_MAX
-"""Looked at below the prefix of a version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,19 +113,7 @@ class WeightProxy:
 
     async def _verify(self, manifest: Manifest) -> None:
         parent = await self._parent(manifest)
-        try:
-            await asyncio.gather(
-                *(
-                    self.cache.fetch(manifest.prefix + file.name, file)
-                    for file in manifest.files
-                    if file.name in ADAPTER_FILES
-                ),
-                to_thread.run_sync(_check_sizes, self.store, manifest, limiter=self.store_limiter),
-            )
-        except ObjectNotFoundError as error:
-            raise InvalidRequestError(f"{error.detail}: upload it before the manifest") from error
-        except IntegrityError as error:
-            raise InvalidRequestError(f"{error.detail}: upload the file again") from error
+        await asyncio.gather(*(self._check_file(manifest, file) for file in manifest.files))
         if parent is not None and parent.has_adapter != manifest.has_adapter:
             raise InvalidRequestError(
                 "a version has an adapter where its parent has one, and there alone"
@@ -148,17 +132,22 @@ class WeightProxy:
             )
         return parent.manifest
 
+    async def _check_file(self, manifest: Manifest, file: VersionFile) -> None:
+        """The bytes of what generators pull; of all else the size."""
+        key = manifest.prefix + file.name
+        try:
+            if file.name in ADAPTER_FILES:
+                await self.cache.fetch(key, file)
+            else:
+                await to_thread.run_sync(
+                    check_size, self.store, key, file.size_bytes, limiter=self.store_limiter
+                )
+        except ObjectNotFoundError as error:
+            raise InvalidRequestError(f"{error.detail}: upload it before the manifest") from error
+        except IntegrityError as error:
+            raise InvalidRequestError(f"{error.detail}: upload the file again") from error
+
     async def _shapes(self, manifest: Manifest) -> dict[str, Shape]:
         file, opened = await self.open_file(manifest, ADAPTER_WEIGHTS)
         with opened:
             return await to_thread.run_sync(read_shapes, opened, file.size_bytes)
-
-
-def _check_sizes(store: S3ObjectStore, manifest: Manifest) -> None:
-    """Of all files at once: a version of full fine-tuning may have eight hundred."""
-    found_bytes = {
-        entry.key: entry.size_bytes for entry in islice(store.scan(manifest.prefix), OBJECTS_MAX)
-    }
-    for file in manifest.files:
-        key = manifest.prefix + file.name
-        check_size(key, found_bytes.get(key), file.size_bytes)
