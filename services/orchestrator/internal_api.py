@@ -1,6 +1,7 @@
 """`/internal/*`: what workers call. Each route parses, opens one transaction and answers."""
 
-from anyio.to_thread import run_sync
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Response
 from sqlalchemy import delete
 
@@ -16,9 +17,9 @@ from offbeat.contracts.leases import (
     ReleaseRequest,
     WorkerReport,
 )
-from offbeat.errors import ForbiddenError, HeldBackError
+from offbeat.errors import ForbiddenError, HeldBackError, OffbeatError
 from services.orchestrator import leases
-from services.orchestrator.dependencies import ServicesDep, WorkerRoute
+from services.orchestrator.dependencies import Services, ServicesDep, WorkerRoute
 from services.orchestrator.heartbeats import Heartbeat, write_heartbeats
 from services.orchestrator.reports import Report, write_reports
 from services.orchestrator.schema import WorkerRow
@@ -38,8 +39,8 @@ def connection(services: ServicesDep, response: Response) -> Connection:
     return services.connection
 
 
-@router.post("/jobs/{job_id}/lease")
-def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
+@router.post("/jobs/{job_id}/lease", response_model=Lease)
+def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Response:
     """Take a job; 409 means that the message is void, 423 that the worker has to wait."""
     with services.store.write() as session:
         answer = leases.lease(
@@ -53,7 +54,7 @@ def lease(services: ServicesDep, job_id: str, request: LeaseRequest) -> Lease:
     if isinstance(answer, HeldBackError):
         services.scheduler.wake(job_id)
         raise answer
-    return answer
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 @router.post("/jobs/{job_id}/heartbeat")
@@ -61,14 +62,21 @@ async def heartbeat(
     services: ServicesDep, job_id: str, request: HeartbeatRequest
 ) -> HeartbeatReply:
     """Keep a lease; 409 means that it is lost."""
-    now = services.clock()
-    reply = await services.heartbeats.add(
-        Heartbeat(job_id=job_id, body=request),
-        lambda batch: write_heartbeats(services.store, batch, now=now, lease_s=services.lease_s),
+    return await services.heartbeats.add(
+        Heartbeat(job_id=job_id, body=request), lambda batch: _write_heartbeats(services, batch)
     )
-    if request.computed:
-        await run_sync(services.scheduler.wake, job_id)
-    return reply
+
+
+def _write_heartbeats(
+    services: Services, batch: Sequence[Heartbeat]
+) -> list[HeartbeatReply | OffbeatError]:
+    replies = write_heartbeats(
+        services.store, batch, now=services.clock(), lease_s=services.lease_s
+    )
+    for heartbeat in batch:
+        if heartbeat.body.computed:
+            services.scheduler.wake(heartbeat.job_id)
+    return replies
 
 
 @router.post("/jobs/{job_id}/complete", status_code=204)
@@ -105,10 +113,13 @@ def leave(services: ServicesDep, worker_id: Name) -> None:
 @router.put("/workers/{worker_id}", status_code=204)
 async def report(services: ServicesDep, worker_id: Name, request: WorkerReport) -> None:
     """Say that a worker lives, and what it saw."""
-    now = services.clock()
-    is_new = await services.reports.add(
-        Report(worker_id=worker_id, body=request),
-        lambda batch: write_reports(services.store, batch, now),
+    await services.reports.add(
+        Report(worker_id=worker_id, body=request), lambda batch: _write_reports(services, batch)
     )
-    if is_new:
-        await run_sync(services.scheduler.wake)
+
+
+def _write_reports(services: Services, batch: Sequence[Report]) -> list[bool]:
+    are_new = write_reports(services.store, batch, services.clock())
+    if any(are_new):
+        services.scheduler.wake()
+    return are_new

@@ -30,7 +30,7 @@ from services.orchestrator.run_state import RunAction
 from services.orchestrator.runs import missing_role, next_commands
 from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.sending import jobs_to_send
-from services.orchestrator.state import Pools, load_pools, load_state
+from services.orchestrator.state import Pools, load_pools, load_states
 from services.orchestrator.status import next_status
 from services.orchestrator.store import Store, add_event, lock_run
 
@@ -44,11 +44,11 @@ SWEEPS_SHARE = 0.05
 of time and for changes of the fleet."""
 SWEEP_MAX_S = 10.0
 """The longest that such a run waits, however many there are."""
-REST_SHARE = 0.8
+REST_SHARE = 0.95
 REST_S = (0.05, 0.25)
 """After a round the scheduler rests for this share of the time, within these bounds: requests get
-their turn, and what happens meanwhile is looked at together. What happens later is looked at at
-once."""
+their turn, and what happens meanwhile is looked at together. So a few runs are moved on at once,
+and many cost little. What happens after the rest is looked at at once."""
 SENT_AT_ONCE = 20
 """Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
@@ -153,7 +153,7 @@ class Scheduler:
             if not runs:
                 return
             pools = load_pools(session, now)
-            run_ids = [run.id for run in runs if chosen or is_due(session, run, pools, now)]
+            run_ids = [run.id for run in (runs if chosen else _due(session, runs, pools, now))]
         for run_id in run_ids:
             with self._store.write() as session:
                 advance(session, lock_run(session, run_id), pools, now)
@@ -271,12 +271,18 @@ def rest_s(took_s: float) -> float:
     return min(max(took_s * REST_SHARE / (1 - REST_SHARE), shortest_s), longest_s)
 
 
-def is_due(session: Session, run: RunRow, pools: Pools, now: float) -> bool:
-    """Whether `advance` would change anything."""
-    if run.status is RunStatus.QUEUED:
-        return True
-    state = load_state(session, run, pools, now)
-    return missing_role(state) is not run.missing_role or bool(next_commands(state))
+def _due(session: Session, runs: Sequence[RunRow], pools: Pools, now: float) -> list[RunRow]:
+    """Those of the runs in which `advance` would change anything."""
+    due: list[RunRow] = []
+    for run, state in zip(runs, load_states(session, runs, pools, now), strict=True):
+        missing = missing_role(state)
+        if (
+            run.status is RunStatus.QUEUED
+            or missing is not run.missing_role
+            or next_commands(state)
+        ):
+            due.append(run)
+    return due
 
 
 def advance(session: Session, run: RunRow, pools: Pools, now: float) -> None:
@@ -285,7 +291,7 @@ def advance(session: Session, run: RunRow, pools: Pools, now: float) -> None:
         run.status = next_status(run.status, RunAction.START)
         run.started_at = run.active_since = now
         add_event(session, run.id, now, "run_started", "The run was started.")
-    state = load_state(session, run, pools, now)
+    [state] = load_states(session, [run], pools, now)
     _report_missing(session, run, missing_role(state), now)
     for command in next_commands(state):
         carry_out(session, run, state.spec, command, now)

@@ -1,10 +1,10 @@
 """What is known of a run, read from the database in the form that `runs.next_commands` takes."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, ColumnElement, bindparam, case, func, select
+from sqlalchemy import BindParameter, ColumnElement, Row, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
@@ -20,20 +20,29 @@ WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
 
 RUNNING_SPECS = select(RunRow.spec).where(RunRow.status == RunStatus.RUNNING)
-OPEN_JOBS_OF_RUN = (
+OPEN_JOBS_OF_RUNS = (
     select(
+        JobRow.run_id,
         JobRow.kind,
         JobRow.computed_at,
         case((JobRow.kind == JobKind.GENERATE, JobRow.input)).label("generate_input"),
     )
-    .where(JobRow.run_id == bindparam("run_id"), JobRow.status.in_(OPEN_JOBS))
+    .where(JobRow.run_id.in_(bindparam("run_ids", expanding=True)), JobRow.status.in_(OPEN_JOBS))
     .order_by(JobRow.seq)
 )
-OPEN_GROUPS_OF_RUN = (
-    select(GroupRow.status, GroupRow.index, GroupRow.policy_version, GroupRow.reward_std)
-    .where(GroupRow.run_id == bindparam("run_id"), GroupRow.status.in_(OPEN_GROUPS))
+OPEN_GROUPS_OF_RUNS = (
+    select(
+        *(GroupRow.run_id, GroupRow.status, GroupRow.index.label("group_index")),
+        *(GroupRow.policy_version, GroupRow.reward_std),
+    )
+    .where(
+        GroupRow.run_id.in_(bindparam("run_ids", expanding=True)),
+        GroupRow.status.in_(OPEN_GROUPS),
+    )
     .order_by(GroupRow.index)
 )
+OpenJob = Row[str, JobKind, float | None, str | None]
+OpenGroup = Row[str, GroupStatus, int, int | None, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +64,34 @@ def load_pools(session: Session, now: float) -> Pools:
     )
 
 
-def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunState:
-    """Everything that `next_commands` needs to know of a run.
+def load_states(
+    session: Session, runs: Sequence[RunRow], pools: Pools, now: float
+) -> list[RunState]:
+    """Everything that `next_commands` needs to know of each run.
 
     A run of a million jobs costs no more than a young one: only what is open is read, unless the
     spec asks for more.
     """
+    run_ids = {"run_ids": [run.id for run in runs]}
+    jobs: dict[str, list[OpenJob]] = defaultdict(list)
+    for job in session.execute(OPEN_JOBS_OF_RUNS, run_ids):
+        jobs[job.run_id].append(job)
+    groups: dict[str, list[OpenGroup]] = defaultdict(list)
+    for group in session.execute(OPEN_GROUPS_OF_RUNS, run_ids):
+        groups[group.run_id].append(group)
+    return [_state(session, run, jobs[run.id], groups[run.id], pools, now) for run in runs]
+
+
+def _state(
+    session: Session,
+    run: RunRow,
+    open_jobs: Sequence[OpenJob],
+    groups: Sequence[OpenGroup],
+    pools: Pools,
+    now: float,
+) -> RunState:
     spec = parsed_spec(run.spec)
-    open_jobs = session.execute(OPEN_JOBS_OF_RUN, {"run_id": run.id}).all()
-    groups = session.execute(OPEN_GROUPS_OF_RUN, {"run_id": run.id}).all()
-    num_groups = Counter(status for status, *_ in groups)
+    num_groups = Counter(group.status for group in groups)
     return RunState(
         spec=spec,
         status=run.status,
@@ -78,9 +105,9 @@ def load_state(session: Session, run: RunRow, pools: Pools, now: float) -> RunSt
             job.kind is JobKind.TRAIN and job.computed_at is not None for job in open_jobs
         ),
         ready=[
-            _ready_group(index, version, reward_std)
-            for status, index, version, reward_std in groups
-            if status is GroupStatus.READY
+            _ready_group(group.group_index, group.policy_version, group.reward_std)
+            for group in groups
+            if group.status is GroupStatus.READY
         ],
         refilled=run.refilled,
         generation_failures=run.generation_failures,

@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import SecretStr
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from offbeat.contracts.bounds import INT_MAX, Id, Version
@@ -202,12 +203,14 @@ class OpenFileResponse(FileResponse):
     the time that 256 KiB take, and a hundred hold 100 MiB."""
 
     def __init__(self, opened: BufferedReader, etag: str, served_bytes: Counter) -> None:
+        found = os.fstat(opened.fileno())
         super().__init__(
             f"/dev/fd/{opened.fileno()}",
             headers={"etag": etag, "cache-control": "private, max-age=31536000, immutable"},
             media_type="application/octet-stream",
-            stat_result=os.fstat(opened.fileno()),
+            stat_result=found,
         )
+        self._has_one_chunk = found.st_size <= self.chunk_size
         self._opened = opened
         self._served_bytes = served_bytes
 
@@ -219,7 +222,12 @@ class OpenFileResponse(FileResponse):
             self._served_bytes.inc(len(message.get("body", b"")))
 
         with self._opened:
-            await super().__call__(scope, receive, counted)
+            if self._has_one_chunk and "range" not in Headers(scope=scope):
+                # Trips through threads would cost more than the read.
+                self.body = self._opened.read()
+                await Response.__call__(self, scope, receive, counted)
+            else:
+                await super().__call__(scope, receive, counted)
 
 
 def _json(

@@ -12,6 +12,7 @@ from io import BufferedReader
 
 import structlog
 from anyio import CapacityLimiter, to_thread
+from cachetools import LRUCache
 
 from offbeat import keys
 from offbeat.contracts.weights import (
@@ -41,6 +42,10 @@ log = structlog.get_logger(__name__)
 STORE_CALLS_MAX = 16
 """Calls of publishers to the store at a time: while it hangs, readers still get a thread."""
 
+TENSORS_REMEMBERED = 100_000
+"""Whose shapes need not be read again: some 20 MB, or the adapters of ninety runs on a 70B model.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightProxy:
@@ -51,6 +56,10 @@ class WeightProxy:
     cache: FileCache
     waiters: Waiters
     metrics: Metrics
+    shapes: LRUCache[str, dict[str, Shape]] = field(
+        default_factory=lambda: LRUCache(TENSORS_REMEMBERED, getsizeof=len)
+    )
+    """Of the adapters that were published last, by their hash."""
     store_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(STORE_CALLS_MAX))
 
     async def publish(
@@ -62,7 +71,7 @@ class WeightProxy:
         `ConflictError` where another manifest won or the parent is not published.
         """
         check_manifest(manifest, run_id, version)
-        winner = await to_thread.run_sync(self.registry.get, run_id, version)
+        winner = await self._find(run_id, version)
         is_new = False
         if winner is None:
             with self.metrics.verify_s.time():
@@ -87,9 +96,7 @@ class WeightProxy:
 
     async def published(self, run_id: str, version: int) -> PublishedVersion:
         """One version. `NotFoundError` where it is not published."""
-        published = self.registry.remembered(run_id, version) or await to_thread.run_sync(
-            self.registry.get, run_id, version
-        )
+        published = await self._find(run_id, version)
         if published is None:
             raise NotFoundError(f"run {run_id!r} has no version {version}")
         return published
@@ -111,6 +118,10 @@ class WeightProxy:
                 "not any more: the run's retention has given it up"
             ) from error
 
+    async def _find(self, run_id: str, version: int) -> PublishedVersion | None:
+        known = self.registry.remembered(run_id, version)
+        return known or await to_thread.run_sync(self.registry.get, run_id, version)
+
     async def _verify(self, manifest: Manifest) -> None:
         parent = await self._parent(manifest)
         await asyncio.gather(*(self._check_file(manifest, file) for file in manifest.files))
@@ -125,7 +136,7 @@ class WeightProxy:
     async def _parent(self, manifest: Manifest) -> Manifest | None:
         if manifest.parent is None:
             return None
-        parent = await to_thread.run_sync(self.registry.get, manifest.run_id, manifest.parent)
+        parent = await self._find(manifest.run_id, manifest.parent)
         if parent is None:
             raise ConflictError(
                 f"the parent, version {manifest.parent}, is not published: publish it first"
@@ -148,6 +159,12 @@ class WeightProxy:
             raise InvalidRequestError(f"{error.detail}: upload the file again") from error
 
     async def _shapes(self, manifest: Manifest) -> dict[str, Shape]:
-        file, opened = await self.open_file(manifest, ADAPTER_WEIGHTS)
-        with opened:
-            return await to_thread.run_sync(read_shapes, opened, file.size_bytes)
+        """Those of the version's adapter. They are remembered: most are soon a child's to have."""
+        known = self.shapes.get(manifest.adapter_sha256)
+        if known is None:
+            file, opened = await self.open_file(manifest, ADAPTER_WEIGHTS)
+            with opened:
+                known = await to_thread.run_sync(read_shapes, opened, file.size_bytes)
+            if len(known) <= TENSORS_REMEMBERED:
+                self.shapes[manifest.adapter_sha256] = known
+        return known

@@ -140,13 +140,15 @@ def test_versions_are_listed_in_pages(
     assert httpx.get(url, params={"limit": 201}).status_code == 422
 
 
+@pytest.mark.parametrize("rank", [2, 2048])
 def test_files_are_served_byte_for_byte(
-    proxy: RunningProxy, store: S3ObjectStore, run_id: str
+    proxy: RunningProxy, store: S3ObjectStore, run_id: str, rank: int
 ) -> None:
-    manifest = publishable(store, run_id, 0)
+    """An adapter of 2,776 bytes is one chunk, one of 1,836,064 bytes is two."""
+    manifest = publishable(store, run_id, 0, rank=rank)
     proxy.client.publish(manifest)
     before = proxy.metric("served_bytes_total")
-    files = adapter_files(0)
+    files = adapter_files(0, rank=rank)
     for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG, TRAINER_STATE):
         with proxy.client.stream_file(run_id, 0, name) as chunks:
             assert b"".join(chunks) == files[name]
@@ -155,6 +157,8 @@ def test_files_are_served_byte_for_byte(
     wait_until(lambda: proxy.metric("served_bytes_total") - before == served)
     url = f"{weights_url(proxy, run_id)}/0/files/{ADAPTER_WEIGHTS}"
     answer = httpx.get(url)
+    assert answer.headers["content-length"] == str(len(files[ADAPTER_WEIGHTS]))
+    assert answer.headers["accept-ranges"] == "bytes"
     assert answer.headers["etag"] == f'"{manifest.adapter_sha256}"'
     assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
     again = httpx.get(url, headers={"if-none-match": answer.headers["etag"]})
