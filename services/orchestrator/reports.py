@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from offbeat.contracts.leases import WorkerReport
 from services.orchestrator.schema import WorkerRow
-from services.orchestrator.store import Store
-from services.orchestrator.worker_events import add_worker_events, lock_runs
+from services.orchestrator.store import Store, lock_runs
+from services.orchestrator.worker_events import add_worker_events
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.sending import jobs_to_send
 from services.orchestrator.state import Pools, load_pools, load_states
 from services.orchestrator.status import next_status
-from services.orchestrator.store import Store, add_event, lock_run
+from services.orchestrator.store import Store, add_event, lock_run, lock_runs
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +49,9 @@ REST_S = (0.05, 0.25)
 """After a round the scheduler rests for this share of the time, within these bounds: requests get
 their turn, and what happens meanwhile is looked at together. So a few runs are moved on at once,
 and many cost little. What happens after the rest is looked at at once."""
-SENT_AT_ONCE = 20
-"""Messages of one transaction: requests wait for it, on SQLite, for some ten milliseconds."""
+MOVED_AT_ONCE, SENT_AT_ONCE = 10, 20
+"""Runs and messages of one transaction: requests wait for it, on SQLite, for some ten
+milliseconds."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
 SENDABLE = (
     select(JobRow.id, JobRow.kind, JobRow.pool, JobRow.attempt)
@@ -154,9 +155,12 @@ class Scheduler:
                 return
             pools = load_pools(session, now)
             run_ids = [run.id for run in (runs if chosen else _due(session, runs, pools, now))]
-        for run_id in run_ids:
+        for first in range(0, len(run_ids), MOVED_AT_ONCE):
+            some = run_ids[first : first + MOVED_AT_ONCE]
             with self._store.write() as session:
-                advance(session, lock_run(session, run_id), pools, now)
+                locked = lock_runs(session, some)
+                still_there = [locked[run_id] for run_id in some if run_id in locked]
+                advance(session, still_there, pools, now)
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
@@ -285,16 +289,17 @@ def _due(session: Session, runs: Sequence[RunRow], pools: Pools, now: float) -> 
     return due
 
 
-def advance(session: Session, run: RunRow, pools: Pools, now: float) -> None:
-    """Carry out what the run's state asks for."""
-    if run.status is RunStatus.QUEUED:
-        run.status = next_status(run.status, RunAction.START)
-        run.started_at = run.active_since = now
-        add_event(session, run.id, now, "run_started", "The run was started.")
-    [state] = load_states(session, [run], pools, now)
-    _report_missing(session, run, missing_role(state), now)
-    for command in next_commands(state):
-        carry_out(session, run, state.spec, command, now)
+def advance(session: Session, runs: Sequence[RunRow], pools: Pools, now: float) -> None:
+    """Carry out what the states of the runs ask for."""
+    for run in runs:
+        if run.status is RunStatus.QUEUED:
+            run.status = next_status(run.status, RunAction.START)
+            run.started_at = run.active_since = now
+            add_event(session, run.id, now, "run_started", "The run was started.")
+    for run, state in zip(runs, load_states(session, runs, pools, now), strict=True):
+        _report_missing(session, run, missing_role(state), now)
+        for command in next_commands(state):
+            carry_out(session, run, state.spec, command, now)
 
 
 def _report_missing(session: Session, run: RunRow, missing: WorkerRole | None, now: float) -> None:

@@ -7,7 +7,7 @@ another. Heartbeats, which only move the end of a lease, lock its job alone.
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from secrets import token_hex
@@ -115,6 +115,16 @@ def lock_run(session: Session, run_id: str) -> RunRow:
     if row is None:
         raise NotFoundError(f"there is no run {run_id!r}")
     return row
+
+
+def lock_runs(session: Session, run_ids: Collection[str]) -> dict[str, RunRow]:
+    """Those of the runs that are there. They are locked in one order, and before any row of a
+    worker is: nobody waits in a circle."""
+    if not run_ids:
+        return {}
+    existing = RunRow.id.in_(run_ids), RunRow.deleted_at.is_(None)
+    locked = select(RunRow).where(*existing).order_by(RunRow.id).with_for_update()
+    return {run.id: run for run in session.scalars(locked)}
 
 
 def find_run(session: Session, run_id: str) -> RunRow:

@@ -1,9 +1,8 @@
 """What workers saw, in the logs of runs."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import structlog
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.leases import WorkerEvent
@@ -16,16 +15,6 @@ log = structlog.get_logger(__name__)
 
 WARNING_EVENTS = frozenset({"canary_failed", "reward_failed"})
 SERVE_OUTCOMES = {"version_served": True, "canary_failed": False}
-
-
-def lock_runs(session: Session, run_ids: Collection[str]) -> dict[str, RunRow]:
-    """Those of the runs that are there. They are locked in one order, and before any row of a
-    worker is: nobody waits in a circle."""
-    if not run_ids:
-        return {}
-    existing = RunRow.id.in_(run_ids), RunRow.deleted_at.is_(None)
-    locked = select(RunRow).where(*existing).order_by(RunRow.id).with_for_update()
-    return {run.id: run for run in session.scalars(locked)}
 
 
 def add_worker_events(
