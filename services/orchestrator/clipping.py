@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.runs import EventLevel
@@ -13,6 +13,15 @@ CLIPPED_RATIO = "completions/clipped_ratio"
 CLIPPED_RATIO_MAX = 0.9
 STEPS = 5
 """In a row; a single batch may be hard."""
+RATIOS = (
+    select(MetricRow.value)
+    .where(
+        MetricRow.run_id == bindparam("run_id"),
+        MetricRow.name == CLIPPED_RATIO,
+        MetricRow.step.between(bindparam("first"), bindparam("last")),
+    )
+    .order_by(MetricRow.step)
+)
 
 
 def has_set_in(ratios: Sequence[float]) -> bool:
@@ -26,15 +35,8 @@ def has_set_in(ratios: Sequence[float]) -> bool:
 def report_clipping(session: Session, run_id: str, step: int, now: float) -> None:
     """Say once for each time that it sets in. The run goes on: its budget may be small on
     purpose."""
-    ratios = session.scalars(
-        select(MetricRow.value)
-        .where(
-            MetricRow.run_id == run_id,
-            MetricRow.name == CLIPPED_RATIO,
-            MetricRow.step.between(step - STEPS, step),
-        )
-        .order_by(MetricRow.step)
-    ).all()
+    newest = {"run_id": run_id, "first": step - STEPS, "last": step}
+    ratios = session.scalars(RATIOS, newest).all()
     if not has_set_in(ratios):
         return
     add_event(

@@ -1,7 +1,5 @@
 """Carrying out what `runs.next_commands` asked for, within the transaction that holds the run."""
 
-from collections.abc import Sequence
-
 from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
@@ -18,7 +16,7 @@ from offbeat.contracts.run_spec import RunSpec
 from offbeat.contracts.runs import EventLevel
 from offbeat.data.epochs import prompt_row, step_rows
 from services.orchestrator.admission import group_seed
-from services.orchestrator.groups import drop_groups, find_groups, group_id
+from services.orchestrator.groups import drop_groups, group_id, groups_at
 from services.orchestrator.jobs import add_job
 from services.orchestrator.lifecycle import end_run
 from services.orchestrator.run_state import (
@@ -59,7 +57,7 @@ def carry_out(session: Session, run: RunRow, spec: RunSpec, command: Command, no
             add_job(session, run, spec, _example_step(run, spec, base_version), now)
         case Drop(indexes=indexes, reason=reason):
             run.refilled += len(indexes) if reason == ZERO_VARIANCE else 0
-            drop_groups(session, run.id, _by_index(session, run.id, indexes), reason, now)
+            drop_groups(session, run.id, groups_at(session, run.id, indexes), reason, now)
         case End(action=action, reason=reason):
             end_run(session, run, action, reason, now)
 
@@ -94,7 +92,7 @@ def _add_generate(
 
 
 def _add_train(session: Session, run: RunRow, spec: RunSpec, command: Train, now: float) -> None:
-    groups = _by_index(session, run.id, command.indexes)
+    groups = groups_at(session, run.id, command.indexes)
     job = TrainInput(
         base_version=command.base_version,
         groups=tuple(_ready_group(group) for group in groups),
@@ -148,7 +146,3 @@ def _ready_group(group: GroupRow) -> ReadyGroup:
         policy_version=group.policy_version,
         adapter_sha256=group.adapter_sha256,
     )
-
-
-def _by_index(session: Session, run_id: str, indexes: Sequence[int]) -> list[GroupRow]:
-    return find_groups(session, GroupRow.run_id == run_id, GroupRow.index.in_(indexes))

@@ -1,9 +1,9 @@
 """Groups of prompts in the database: their names, and the two ways in which they end."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.runs import EventLevel
@@ -13,6 +13,14 @@ from services.orchestrator.schema import GroupRow
 from services.orchestrator.store import add_event
 
 _GROUP_ID = re.compile(r"g[0-9]{6,9}")
+
+OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)
+GROUPS = select(GroupRow).order_by(GroupRow.index)
+OF_RUN = GROUPS.where(GroupRow.run_id == bindparam("run_id"))
+GENERATED_BY = GROUPS.where(GroupRow.generate_job_id == bindparam("job_id"))
+TRAINED_BY = GROUPS.where(GroupRow.train_job_id == bindparam("job_id"))
+AT_INDEXES = OF_RUN.where(GroupRow.index.in_(bindparam("indexes", expanding=True)))
+OPEN = OF_RUN.where(GroupRow.status.in_(OPEN_GROUPS))
 
 
 def group_id(index: int) -> str:
@@ -27,9 +35,24 @@ def group_index(name: str) -> int:
     return int(name.removeprefix("g"))
 
 
-def find_groups(session: Session, *conditions: ColumnElement[bool]) -> list[GroupRow]:
-    """The groups that meet the conditions, in order of their index."""
-    return list(session.scalars(select(GroupRow).where(*conditions).order_by(GroupRow.index)))
+def groups_generated_by(session: Session, job_id: str) -> list[GroupRow]:
+    """Those that the generate job makes, in order of their index."""
+    return list(session.scalars(GENERATED_BY, {"job_id": job_id}))
+
+
+def groups_trained_by(session: Session, job_id: str) -> list[GroupRow]:
+    """Those that the train job trains on, in order of their index."""
+    return list(session.scalars(TRAINED_BY, {"job_id": job_id}))
+
+
+def groups_at(session: Session, run_id: str, indexes: Collection[int]) -> list[GroupRow]:
+    """The run's groups with these indexes, in order."""
+    return list(session.scalars(AT_INDEXES, {"run_id": run_id, "indexes": indexes}))
+
+
+def open_groups(session: Session, run_id: str) -> list[GroupRow]:
+    """The run's groups whose fate is not decided, in order of their index."""
+    return list(session.scalars(OPEN, {"run_id": run_id}))
 
 
 def count_groups(session: Session, run_id: str, *statuses: GroupStatus) -> dict[GroupStatus, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.leases import HeartbeatReply, HeartbeatRequest
@@ -11,6 +11,13 @@ from offbeat.errors import NotFoundError, OffbeatError
 from services.orchestrator.leases import holder_problem, waiting_rollouts
 from services.orchestrator.schema import JobRow
 from services.orchestrator.store import Store
+
+UNLOCKED_JOBS = (
+    select(JobRow)
+    .where(JobRow.id.in_(bindparam("ids", expanding=True)))
+    .with_for_update(skip_locked=True)
+)
+KNOWN_JOBS = select(JobRow.id).where(JobRow.id.in_(bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +38,10 @@ def write_heartbeats(
     """
     ids = {heartbeat.job_id for heartbeat in heartbeats}
     with store.write() as session:
-        own = select(JobRow).where(JobRow.id.in_(ids)).with_for_update(skip_locked=True)
-        jobs = {job.id: job for job in session.scalars(own)}
+        jobs = {job.id: job for job in session.scalars(UNLOCKED_JOBS, {"ids": ids})}
         known = set(jobs)
         if missing := ids - known:
-            known.update(session.scalars(select(JobRow.id).where(JobRow.id.in_(missing))))
+            known.update(session.scalars(KNOWN_JOBS, {"ids": missing}))
         return [
             _answer(session, jobs.get(heartbeat.job_id), heartbeat.body, now=now, lease_s=lease_s)
             if heartbeat.job_id in known

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobInput, JobKind, JobStatus, WorkerRole
@@ -22,6 +22,15 @@ IN_FLIGHT = (JobRow.status == JobStatus.LEASED) | (
     (JobRow.status == JobStatus.QUEUED) & JobRow.enqueued_at.is_not(None)
 )
 """Sent or leased."""
+NOT_COMPUTED = (
+    JobRow.kind == JobKind.TRAIN,
+    JobRow.status.in_(OPEN_JOBS),
+    JobRow.computed_at.is_(None),
+)
+NEXT_STEPS = (
+    select(JobRow.run_id, func.min(JobRow.seq)).where(*NOT_COMPUTED).group_by(JobRow.run_id)
+)
+NEXT_STEP = select(func.min(JobRow.seq)).where(JobRow.run_id == bindparam("run_id"), *NOT_COMPUTED)
 
 
 def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: float) -> str:
@@ -39,20 +48,15 @@ def add_job(session: Session, run: RunRow, spec: RunSpec, job: JobInput, now: fl
     return row.id
 
 
-def next_steps(session: Session, *conditions: ColumnElement[bool]) -> dict[str, int]:
+def next_steps(session: Session) -> dict[str, int]:
     """Of each run the first train job, by `seq`, that is open and not computed: the one whose
-    parent is known. Later ones wait for it. Only runs that meet the conditions are looked at."""
-    rows = session.execute(
-        select(JobRow.run_id, func.min(JobRow.seq))
-        .where(
-            JobRow.kind == JobKind.TRAIN,
-            JobRow.status.in_(OPEN_JOBS),
-            JobRow.computed_at.is_(None),
-            *conditions,
-        )
-        .group_by(JobRow.run_id)
-    )
-    return dict(rows.all())
+    parent is known. Later ones wait for it."""
+    return dict(session.execute(NEXT_STEPS).all())
+
+
+def next_step(session: Session, run_id: str) -> int | None:
+    """The one of this run."""
+    return session.scalar(NEXT_STEP, {"run_id": run_id})
 
 
 def charge(run: RunRow, job: JobRow, now: float) -> None:

@@ -21,8 +21,8 @@ from offbeat.contracts.leases import (
 from offbeat.contracts.runs import EventLevel, RunStatus
 from offbeat.errors import HeldBackError, InvalidRequestError, LeaseLostError, NotFoundError
 from services.orchestrator.fleet import note_attempt, refusal
-from services.orchestrator.groups import drop_groups, find_groups
-from services.orchestrator.jobs import ASKED_KINDS, INPUT, charge, next_steps, requeue_lost
+from services.orchestrator.groups import drop_groups, groups_generated_by
+from services.orchestrator.jobs import ASKED_KINDS, INPUT, charge, next_step, requeue_lost
 from services.orchestrator.lifecycle import end_run
 from services.orchestrator.outages import end_outage, wait_out
 from services.orchestrator.parsed_specs import parsed_spec
@@ -68,7 +68,8 @@ def lease(
     if run.status is not RunStatus.RUNNING and job.kind not in ASKED_KINDS:
         raise LeaseLostError(f"run {run.id} is {run.status}")
     held_by_caller = job.status is JobStatus.LEASED and job.worker_id == request.worker_id
-    if job.kind is JobKind.TRAIN and job.seq > next_steps(session, JobRow.run_id == run.id)[run.id]:
+    first = next_step(session, run.id) if job.kind is JobKind.TRAIN else None
+    if first is not None and job.seq > first:
         raise LeaseLostError(f"the step before that of job {job_id} is not computed yet")
     if job.attempt != request.attempt or not (job.status is JobStatus.QUEUED or held_by_caller):
         raise LeaseLostError(
@@ -221,7 +222,7 @@ def _check_holder(job: JobRow, attempt: int, worker_id: str) -> None:
 def _after_loss(session: Session, run: RunRow, job: JobRow, reason: str, now: float) -> None:
     if job.kind is JobKind.GENERATE:
         run.generation_failures += 1
-        lost = find_groups(session, GroupRow.generate_job_id == job.id)
+        lost = groups_generated_by(session, job.id)
         drop_groups(session, run.id, lost, "job_lost", now)
     elif job.kind in ESSENTIAL_KINDS and not run.status.is_final:
         end_run(session, run, RunAction.FAIL, f"its {job.kind} job failed: {reason}", now)

@@ -5,14 +5,12 @@ from sqlalchemy.orm import Session
 
 from offbeat.contracts.jobs import JobKind, JobStatus
 from offbeat.contracts.runs import EventLevel, RunStatus
-from services.orchestrator.groups import drop_groups, find_groups
+from services.orchestrator.groups import drop_groups, open_groups
 from services.orchestrator.jobs import OPEN_JOBS, requeue
-from services.orchestrator.run_state import GroupStatus, RunAction
-from services.orchestrator.schema import GroupRow, JobRow, RunRow
+from services.orchestrator.run_state import RunAction
+from services.orchestrator.schema import JobRow, RunRow
 from services.orchestrator.status import next_status
 from services.orchestrator.store import add_event
-
-OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)
 
 
 def act(session: Session, run: RunRow, action: RunAction, now: float) -> None:
@@ -64,7 +62,7 @@ def end_run(session: Session, run: RunRow, action: RunAction, reason: str, now: 
         )
         .values(status=JobStatus.CANCELLED, finished_at=now, lease_expires_at=None)
     )
-    left = find_groups(session, GroupRow.run_id == run.id, GroupRow.status.in_(OPEN_GROUPS))
+    left = open_groups(session, run.id)
     drop_groups(session, run.id, left, "run_ended", now)
     level = EventLevel.ERROR if run.status is RunStatus.FAILED else EventLevel.INFO
     message = f"The run {_ENDINGS[run.status]} {reason}."

@@ -36,6 +36,7 @@ from services.orchestrator.store import add_event
 GROWING = (GenerateOutput, TrainOutput)
 """What a run adds to the store again and again."""
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.PAUSED)
+JOB_LIMITS = select(ProjectRow.id, ProjectRow.jobs_in_flight_max)
 STORED_BYTES = select(func.sum(RunRow.stored_bytes)).where(
     RunRow.project_id == bindparam("project_id")
 )
@@ -75,7 +76,7 @@ def jobs_in_flight(session: Session) -> dict[str, int]:
 
 def jobs_left(session: Session, in_flight: Mapping[str, int]) -> dict[str, int]:
     """Jobs that each project may still have sent, which has so many in flight."""
-    limits = session.execute(select(ProjectRow.id, ProjectRow.jobs_in_flight_max))
+    limits = session.execute(JOB_LIMITS)
     return {project: limit - in_flight.get(project, 0) for project, limit in limits}
 
 

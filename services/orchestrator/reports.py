@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from offbeat.contracts.leases import WorkerReport
 from services.orchestrator.schema import WorkerRow
 from services.orchestrator.store import Store, lock_runs
 from services.orchestrator.worker_events import add_worker_events
+
+WORKERS = select(WorkerRow).where(WorkerRow.id.in_(bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ def write_reports(store: Store, reports: Sequence[Report], now: float) -> list[b
     with store.write() as session:
         runs = lock_runs(session, {e.run_id for report in reports for e in report.body.events})
         ids = {report.worker_id for report in reports}
-        found = session.scalars(select(WorkerRow).where(WorkerRow.id.in_(ids)))
+        found = session.scalars(WORKERS, {"ids": ids})
         rows = {row.id: row for row in found}
         new = ids - rows.keys()
         for worker_id in new:

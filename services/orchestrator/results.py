@@ -1,7 +1,7 @@
 """What a job's result changes: the run, its groups, metrics and log."""
 
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from offbeat.contracts.chat import ChatOutput
@@ -20,7 +20,13 @@ from offbeat.contracts.runs import EventLevel
 from offbeat.contracts.weights import Manifest
 from offbeat.errors import InvalidRequestError
 from services.orchestrator.clipping import report_clipping
-from services.orchestrator.groups import drop_groups, find_groups, group_id, group_index
+from services.orchestrator.groups import (
+    drop_groups,
+    group_id,
+    group_index,
+    groups_generated_by,
+    groups_trained_by,
+)
 from services.orchestrator.jobs import INPUT
 from services.orchestrator.quotas import add_stored
 from services.orchestrator.run_state import GroupStatus
@@ -28,6 +34,7 @@ from services.orchestrator.schema import GroupRow, JobRow, RunRow, VersionRow
 from services.orchestrator.store import add_event, add_metrics
 
 OUTPUT: TypeAdapter[JobOutput] = TypeAdapter(JobOutput)
+OUTPUTS = select(JobRow.output).where(JobRow.id.in_(bindparam("job_ids", expanding=True)))
 
 
 def apply_output(session: Session, run: RunRow, job: JobRow, output: JobOutput, now: float) -> None:
@@ -96,7 +103,7 @@ def _apply_version(
     run.version = manifest.version
     session.add(VersionRow(run_id=run.id, version=manifest.version, prefix=manifest.prefix))
     dropped = {group_index(name) for name in manifest.dropped_group_ids}
-    groups = find_groups(session, GroupRow.train_job_id == job.id)
+    groups = groups_trained_by(session, job.id)
     for group in groups:
         if group.index not in dropped:
             group.status = GroupStatus.TRAINED
@@ -147,7 +154,7 @@ def _report_skipped(session: Session, run: RunRow, manifest: Manifest, now: floa
 def _generation_metrics(session: Session, groups: list[GroupRow]) -> dict[str, float]:
     """Rate of the jobs that made these groups: tokens over time in the engine."""
     jobs = {group.generate_job_id for group in groups}
-    bodies = session.scalars(select(JobRow.output).where(JobRow.id.in_(jobs)))
+    bodies = session.scalars(OUTPUTS, {"job_ids": jobs})
     outputs = [OUTPUT.validate_json(body) for body in bodies if body]
     generated = [output for output in outputs if isinstance(output, GenerateOutput)]
     seconds = sum(output.generate_s for output in generated)
@@ -160,7 +167,7 @@ def _apply_generate(
 ) -> None:
     run.generation_failures = 0
     summaries = {group_index(summary.group_id): summary for summary in output.groups}
-    groups = find_groups(session, GroupRow.generate_job_id == job.id)
+    groups = groups_generated_by(session, job.id)
     for group in groups:
         summary = summaries.get(group.index)
         if summary is None or not summary.num_samples:

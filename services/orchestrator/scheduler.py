@@ -8,11 +8,11 @@ before a message is sent, so it may be killed between any two lines.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 from kombu.exceptions import OperationalError
-from sqlalchemy import ColumnElement, bindparam, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -52,7 +52,10 @@ and many cost little. What happens after the rest is looked at at once."""
 MOVED_AT_ONCE, SENT_AT_ONCE = 10, 20
 """Runs and messages of one transaction: requests wait for it, on SQLite, for some ten
 milliseconds."""
-ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
+ACTIVE = select(RunRow).where(RunRow.status.in_((RunStatus.QUEUED, RunStatus.RUNNING)))
+ACTIVE_OF_JOBS = ACTIVE.with_only_columns(RunRow.id).where(
+    RunRow.id.in_(select(JobRow.run_id).where(JobRow.id.in_(bindparam("job_ids", expanding=True))))
+)
 SENDABLE = (
     select(JobRow.id, JobRow.kind, JobRow.pool, JobRow.attempt)
     .where(
@@ -61,6 +64,12 @@ SENDABLE = (
         JobRow.enqueued_at.is_(None),
     )
     .with_for_update(skip_locked=True)
+)
+NOTE_SENT = (
+    update(JobRow)
+    .where(JobRow.id.in_(bindparam("sent", expanding=True)))
+    .values(enqueued_at=bindparam("now"))
+    .execution_options(synchronize_session=False)
 )
 
 
@@ -136,8 +145,7 @@ class Scheduler:
             pause_s = min(max(TICK_S, took_s / SWEEPS_SHARE), SWEEP_MAX_S)
             self._sweep_at_s = began_s + pause_s
         elif changed:
-            own = select(JobRow.run_id).where(JobRow.id.in_(changed))
-            self._move_on(now, RunRow.id.in_(own))
+            self._move_on(now, changed)
         self._send(now)
 
     def _take_changed(self) -> set[str | None]:
@@ -145,16 +153,16 @@ class Scheduler:
             changed, self._changed = self._changed, set()
         return changed
 
-    def _move_on(self, now: float, *chosen: ColumnElement[bool]) -> None:
-        """Advance the chosen runs; of all, where none is chosen, those that ask for something,
-        which is found without a lock on any."""
+    def _move_on(self, now: float, changed: Collection[str | None] | None = None) -> None:
+        """Advance the runs that these jobs belong to; without jobs those of all that ask for
+        something, which is found without a lock on any."""
         with self._store.read() as session:
-            active = select(RunRow).where(RunRow.status.in_(ACTIVE), *chosen)
-            runs = session.scalars(active).all()
-            if not runs:
-                return
             pools = load_pools(session, now)
-            run_ids = [run.id for run in (runs if chosen else _due(session, runs, pools, now))]
+            run_ids = (
+                _due(session, pools, now)
+                if changed is None
+                else session.scalars(ACTIVE_OF_JOBS, {"job_ids": changed}).all()
+            )
         for first in range(0, len(run_ids), MOVED_AT_ONCE):
             some = run_ids[first : first + MOVED_AT_ONCE]
             with self._store.write() as session:
@@ -240,7 +248,7 @@ class Scheduler:
                     log.warning("The broker does not answer; jobs wait.", error=str(error))
                     break
                 sent.append(job.id)
-            session.execute(update(JobRow).where(JobRow.id.in_(sent)).values(enqueued_at=now))
+            session.execute(NOTE_SENT, {"sent": sent, "now": now})
             return len(sent) == len(jobs)
 
     def _recall_lost_messages(self, now: float) -> None:
@@ -275,9 +283,10 @@ def rest_s(took_s: float) -> float:
     return min(max(took_s * REST_SHARE / (1 - REST_SHARE), shortest_s), longest_s)
 
 
-def _due(session: Session, runs: Sequence[RunRow], pools: Pools, now: float) -> list[RunRow]:
-    """Those of the runs in which `advance` would change anything."""
-    due: list[RunRow] = []
+def _due(session: Session, pools: Pools, now: float) -> list[str]:
+    """The runs in which `advance` would change anything."""
+    runs = session.scalars(ACTIVE).all()
+    due: list[str] = []
     for run, state in zip(runs, load_states(session, runs, pools, now), strict=True):
         missing = missing_role(state)
         if (
@@ -285,7 +294,7 @@ def _due(session: Session, runs: Sequence[RunRow], pools: Pools, now: float) -> 
             or missing is not run.missing_role
             or next_commands(state)
         ):
-            due.append(run)
+            due.append(run.id)
     return due
 
 

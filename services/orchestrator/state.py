@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from offbeat.contracts.jobs import EvaluateInput, GenerateInput, JobKind, WorkerRole
 from offbeat.contracts.runs import RunStatus
 from services.orchestrator.dispatch import Lane
+from services.orchestrator.groups import OPEN_GROUPS
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
 from services.orchestrator.parsed_specs import parsed_spec
 from services.orchestrator.run_state import Group, GroupStatus, RunState
 from services.orchestrator.schema import GroupRow, JobRow, RunRow, WorkerRow
 
-OPEN_GROUPS = (GroupStatus.GENERATING, GroupStatus.READY, GroupStatus.TRAINING)
 WORKER_LOST_S = 20.0
 """A worker that did not report for so long is taken for gone: four of its reports are missing."""
 

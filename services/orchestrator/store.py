@@ -107,6 +107,12 @@ def _begin_sqlite(connection: Connection) -> None:
 
 RUN = select(RunRow).where(RunRow.id == bindparam("run_id"), RunRow.deleted_at.is_(None))
 LOCKED_RUN = RUN.with_for_update()
+LOCKED_RUNS = (
+    select(RunRow)
+    .where(RunRow.id.in_(bindparam("run_ids", expanding=True)), RunRow.deleted_at.is_(None))
+    .order_by(RunRow.id)
+    .with_for_update()
+)
 
 
 def lock_run(session: Session, run_id: str) -> RunRow:
@@ -122,9 +128,7 @@ def lock_runs(session: Session, run_ids: Collection[str]) -> dict[str, RunRow]:
     worker is: nobody waits in a circle."""
     if not run_ids:
         return {}
-    existing = RunRow.id.in_(run_ids), RunRow.deleted_at.is_(None)
-    locked = select(RunRow).where(*existing).order_by(RunRow.id).with_for_update()
-    return {run.id: run for run in session.scalars(locked)}
+    return {run.id: run for run in session.scalars(LOCKED_RUNS, {"run_ids": run_ids})}
 
 
 def find_run(session: Session, run_id: str) -> RunRow:

@@ -20,8 +20,8 @@ from offbeat.contracts.jobs import (
     StepInput,
 )
 from offbeat.contracts.run_spec import RunSpec
+from services.orchestrator.groups import OPEN_GROUPS
 from services.orchestrator.jobs import INPUT, OPEN_JOBS
-from services.orchestrator.lifecycle import OPEN_GROUPS
 from services.orchestrator.retention import RunFacts
 from services.orchestrator.schema import GroupRow, JobRow, MetricRow, RunRow, VersionRow
 

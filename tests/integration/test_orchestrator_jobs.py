@@ -56,6 +56,21 @@ def test_attempts_that_are_void_are_refused(orchestrator: Orchestrator, http: ht
         orchestrator.worker.lease(message.job_id, LeaseRequest(attempt=2, worker_id="hand"))
 
 
+def test_a_second_message_of_a_step_that_is_done_is_void(
+    orchestrator: Orchestrator, http: httpx.Client
+) -> None:
+    """It comes while the groups of the next step, and so its job, are not there."""
+    submit(http, staleness={"max_versions": 0})
+    hand = Hand(orchestrator)
+    set_up(hand)
+    hand.work(GENERATOR)
+    step = hand.leased(TRAINER)
+    assert step.input.kind == "train"
+    hand.complete(step)
+    with pytest.raises(LeaseLostError, match="the job is done, at attempt 1"):
+        orchestrator.worker.lease(step.job_id, LeaseRequest(attempt=1, worker_id="other"))
+
+
 def test_x2_a_silent_worker_loses_its_job_to_a_new_attempt(
     orchestrator: Orchestrator, http: httpx.Client
 ) -> None:
